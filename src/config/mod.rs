@@ -1,0 +1,478 @@
+//! The configuration, typed and complete: every default applied, every reference checked. Nothing behind it checks again.
+
+mod callers;
+mod environment;
+mod field;
+mod file;
+pub mod problems;
+mod source;
+mod table;
+mod units;
+mod upstreams;
+
+use std::{
+    net::SocketAddr,
+    num::NonZeroUsize,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use hyper::{
+    Uri,
+    header::{HeaderName, HeaderValue},
+};
+use jiff::Timestamp;
+use toml::de::DeTable;
+
+use self::{
+    problems::{Problem, Problems},
+    source::Source,
+    table::TableReader,
+};
+use crate::{
+    dialect::Dialect,
+    keys::{KeyHash, KeyId},
+    limit::Limit,
+};
+
+/// Reads the configuration file, with this process' environment.
+pub fn load(path: &Path) -> Result<Config, Problems> {
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        let message = format!("can't read it: {error}; --config or TOLLGATE_CONFIG says where the file is");
+        Problems::new(path, vec![Problem { at: None, message }])
+    })?;
+    parse(&text, path, &|name| std::env::var(name).ok())
+}
+
+/// Decodes the text of the configuration file at `path`: paths in it are relative to its folder. `environment` gives the
+/// variables; files with secrets are read.
+pub fn parse(
+    text: &str,
+    path: &Path,
+    environment: &dyn Fn(&str) -> Option<String>,
+) -> Result<Config, Problems> {
+    let (root, errors) = DeTable::parse_recoverable(text);
+    let source = Source::new(text, path, environment, &errors);
+    let config = file::config(&source, TableReader::new(&source, root.get_ref(), root.span()));
+    source.verdict(config)
+}
+
+/// All of `proxy.toml`.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// `[server]`: the listeners and what they put up with.
+    pub server: Server,
+    /// `[admin]`: the listener for probes and metrics, where it is on.
+    pub admin: Option<Admin>,
+    /// `[log]`.
+    pub log: Log,
+    /// `[limiter]`: where the counts live.
+    pub limiter: Limiter,
+    /// `[tiers.*]`, by name.
+    pub tiers: Vec<Tier>,
+    /// `[[keys]]`.
+    pub keys: Vec<Key>,
+    /// `[[upstreams]]`.
+    pub upstreams: Vec<Upstream>,
+}
+
+/// `[server]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Server {
+    /// `listen`: one address or several. Default `[::]:8443`.
+    pub listen: Vec<SocketAddr>,
+    /// `workers`: threads, each with its own runtime, upstream pool and Redis connection. Default: one for each core.
+    pub workers: NonZeroUsize,
+    /// `drain_timeout`: how long open streams may go on after SIGTERM. Default 600 s.
+    pub drain_timeout: Duration,
+    /// `[server.tls]`.
+    pub tls: Tls,
+    /// The bounds of the edge, one key each in `[server]`.
+    pub bounds: Bounds,
+}
+
+/// What a client may cost before it is cut off.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// `max_connections`, over all workers. Default 10 000.
+    pub max_connections: usize,
+    /// `max_connections_per_ip` (IPv6: for each /64). Default 1000; 0: no such bound.
+    pub max_connections_per_ip: usize,
+    /// `max_streams` at a time on one HTTP/2 connection. Default 100.
+    pub max_streams: u32,
+    /// `max_header_size` of a request. Default 64 KiB.
+    pub max_header_size: u32,
+    /// `max_body_size` of a request. Default 64 MiB; 0: no bound.
+    pub max_body_size: u64,
+    /// `handshake_timeout` of TLS. Default 10 s.
+    pub handshake_timeout: Duration,
+    /// `header_timeout`: from a request head's first byte to its last, and from the handshake to the first request. Default 10 s.
+    pub header_timeout: Duration,
+    /// `idle_timeout`: between requests on a connection. Default 75 s for HTTP/1.1; HTTP/2 gets four times as long.
+    pub idle_timeout: Duration,
+    /// `body_timeout`: between two pieces of a request's body. Default 120 s.
+    pub body_timeout: Duration,
+    /// `write_timeout`: how long a client may take nothing of an answer that waits. Default 60 s.
+    pub write_timeout: Duration,
+}
+
+/// `[server.tls]`: both PEM. Where neither file exists, a development certificate is made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tls {
+    /// `certificate`: the chain. Default `certs/server.crt`.
+    pub certificate: PathBuf,
+    /// `private_key`. Default `certs/server.key`.
+    pub private_key: PathBuf,
+}
+
+/// `[admin]`. `enabled = false` switches it off.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Admin {
+    /// `listen`. Default `127.0.0.1:9090`.
+    pub listen: SocketAddr,
+    /// `key_labels`: put key ids on the request metrics. Default false, for the number of series would grow with the keys.
+    pub key_labels: bool,
+}
+
+/// `[log]`. Command line and environment come first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Log {
+    /// `level`: `error`, `warn`, `info`, `debug` or `trace`. Default `info`.
+    pub level: String,
+    /// `format`: `text` or `json`. Default `text`.
+    pub format: LogFormat,
+}
+
+/// How log lines are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// `[limiter]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limiter {
+    /// `store`: `memory` (default) or `redis`.
+    pub store: Store,
+    /// `on_store_failure`: `allow`, `deny` or `local` (default).
+    pub on_store_failure: OnStoreFailure,
+    /// `replicas`: how many processes share a limit; under `local` each counts against its share. Default 1.
+    pub replicas: u32,
+}
+
+/// Where the counts live.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Store {
+    /// In this process.
+    Memory,
+    /// In Redis, shared by all replicas.
+    Redis(Redis),
+}
+
+/// `[limiter.redis]`.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Redis {
+    /// `url`: `redis://`, or `redis+unix://` for a socket. It may hold a password, so it is never shown.
+    pub url: String,
+    /// `timeout`: the deadline of a decision, after which `on_store_failure` decides. Default 50 ms.
+    pub timeout: Duration,
+}
+
+impl std::fmt::Debug for Redis {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Redis").field("timeout", &self.timeout).finish_non_exhaustive()
+    }
+}
+
+/// What to do with a request when the store can't decide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnStoreFailure {
+    /// Let it pass.
+    Allow,
+    /// Answer 503.
+    Deny,
+    /// Count in this process, against its share of the limit.
+    Local,
+}
+
+/// `[tiers.NAME]`.
+#[derive(Clone, Debug)]
+pub struct Tier {
+    /// The name.
+    pub name: Arc<str>,
+    /// `limits`: all hold at once. None: no limit.
+    pub limits: Vec<Limit>,
+}
+
+/// `[[keys]]`.
+#[derive(Clone, Debug)]
+pub struct Key {
+    /// `id`: the public name.
+    pub id: KeyId,
+    /// `hash` of the secret.
+    pub hash: KeyHash,
+    /// `tier`, as an index into the tiers.
+    pub tier: usize,
+    /// `limits`: in place of the tier's.
+    pub limits: Option<Vec<Limit>>,
+    /// `expires`: from then on the key is refused.
+    pub expires: Option<Timestamp>,
+    /// `disabled`: refused now.
+    pub disabled: bool,
+}
+
+/// `[[upstreams]]`.
+#[derive(Clone, Debug)]
+pub struct Upstream {
+    /// `name`, in logs and metrics.
+    pub name: Arc<str>,
+    /// `url`: scheme `http` or `https`, authority, and a path that goes before the request's: `/` or without a slash at its end.
+    pub url: Uri,
+    /// `paths`: prefixes, each `/` or without a slash at its end.
+    pub paths: Vec<String>,
+    /// `dialect`; nothing: judged by each request's path.
+    pub dialect: Option<Dialect>,
+    /// `credential` set in place of the client's; nothing: what is no Tollgate key passes.
+    pub credential: Option<Credential>,
+    /// `ca_file`: trust these certificates (PEM) and not the system's.
+    pub ca_file: Option<PathBuf>,
+    /// `connect_timeout`, TLS included. Default 5 s.
+    pub connect_timeout: Duration,
+    /// `first_byte_timeout`: from the request's last byte to the answer's head. Default 600 s.
+    pub first_byte_timeout: Duration,
+    /// `idle_timeout`: between two pieces of an answer. Default 600 s.
+    pub idle_timeout: Duration,
+    /// `pool_idle_timeout`: how long an unused connection is kept. Default 10 s.
+    pub pool_idle_timeout: Duration,
+}
+
+/// `credential = { header, value | value_file, prefix }`. The value is marked sensitive.
+#[derive(Clone, Debug)]
+pub struct Credential {
+    /// `header`, such as `authorization` or `x-api-key`.
+    pub header: HeaderName,
+    /// The whole value; its `Debug` shows nothing.
+    pub value: HeaderValue,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/config");
+
+    fn environment(name: &str) -> Option<String> {
+        match name {
+            "OPENAI_API_KEY" => Some("sk-PLANTED-variable".to_owned()),
+            "REDIS_PASSWORD" => Some("PLANTED".to_owned()),
+            "TRAILING_NEWLINE" => Some("PLANTED\n".to_owned()),
+            "HOST" => Some("backend".to_owned()),
+            "EMPTY" => Some(String::new()),
+            _ => None,
+        }
+    }
+
+    fn fixtures(folder: &str) -> Vec<PathBuf> {
+        let entries = fs::read_dir(Path::new(FIXTURES).join(folder)).unwrap();
+        let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+        files.sort();
+        assert!(!files.is_empty(), "no fixtures in {folder}");
+        files
+    }
+
+    fn parse_file(path: &Path) -> (String, Result<Config, Problems>) {
+        let text = fs::read_to_string(path).unwrap();
+        let config = parse(&text, path, &environment);
+        (text, config)
+    }
+
+    /// The lines `#! LINE:COLUMN TEXT` at the top of a fixture.
+    fn expected(text: &str) -> Vec<(usize, usize, &str)> {
+        let lines = text.lines().map_while(|line| line.strip_prefix("#! "));
+        lines
+            .map(|line| {
+                let (place, text) = line.split_once(' ').unwrap();
+                let (line, column) = place.split_once(':').unwrap();
+                (line.parse().unwrap(), column.parse().unwrap(), text)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn every_invalid_file_has_exactly_the_problems_it_states() {
+        for path in fixtures("invalid") {
+            let (text, config) = parse_file(&path);
+            let problems = config.expect_err("an invalid fixture was accepted");
+            let shown = problems.to_string();
+            let expected = expected(&text);
+            assert_eq!(problems.list().len(), expected.len(), "{shown}");
+            for (problem, (line, column, text)) in problems.list().iter().zip(expected) {
+                assert_eq!(problem.at, Some(problems::Position { line, column }), "{shown}");
+                assert!(problem.message.contains(text), "`{text}` is not in\n{shown}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_message_repeats_a_secret() {
+        let mut planted = 0;
+        for path in fixtures("invalid") {
+            let (text, config) = parse_file(&path);
+            let problems = config.unwrap_err();
+            assert!(!format!("{problems} {problems:?}").contains("PLANTED"), "{problems}");
+            planted += text.matches("PLANTED").count();
+        }
+        assert!(planted > 10, "only {planted} secrets were planted");
+    }
+
+    #[test]
+    fn valid_files_are_accepted() {
+        for path in fixtures("valid") {
+            let config = parse_file(&path).1.unwrap_or_else(|problems| panic!("{problems}"));
+            assert!(!format!("{config:?}").contains("PLANTED"));
+        }
+    }
+
+    #[test]
+    fn the_shipped_file_runs_as_it_is() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("proxy.toml");
+        let text = fs::read_to_string(&path).unwrap();
+        let config = parse(&text, &path, &|_| None).unwrap_or_else(|problems| panic!("{problems}"));
+        let tiers: Vec<_> = config.tiers.iter().map(|tier| (&*tier.name, tier.limits.len())).collect();
+        assert_eq!(tiers, [("free", 1), ("paid", 2), ("enterprise", 1)]);
+        assert!(matches!(config.limiter.store, Store::Memory));
+        assert!(config.keys.is_empty());
+        assert!(config.upstreams[0].credential.is_none());
+    }
+
+    /// What the shipped file shows in comments is right, too.
+    #[test]
+    fn the_shipped_examples_are_valid() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("proxy.toml");
+        let text = fs::read_to_string(&path).unwrap();
+        let examples: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("# ")).collect();
+        let is_setting = |line: &&&str| line.starts_with("[[") || line.contains(" = ") && !line.contains("`");
+        let upstream = examples.iter().position(|line| *line == "[[upstreams]]").unwrap();
+        let settings: Vec<_> = examples[upstream..].iter().filter(is_setting).copied().collect();
+        let example = format!("[tiers]\nfree.limits = []\n{}", settings.join("\n"));
+        let config =
+            parse(&example, &path, &|_| Some("x".to_owned())).unwrap_or_else(|problems| panic!("{problems}"));
+        assert_eq!((config.upstreams.len(), config.keys.len()), (2, 1), "{example}");
+    }
+
+    #[test]
+    fn what_is_left_out_has_its_default() {
+        let config = parse_file(&Path::new(FIXTURES).join("valid/smallest.toml")).1.unwrap();
+        let Server { listen, drain_timeout, tls, bounds, .. } = config.server;
+        assert_eq!(listen, ["[::]:8443".parse().unwrap()]);
+        assert_eq!(drain_timeout, Duration::from_secs(600));
+        assert!(tls.certificate.ends_with("valid/certs/server.crt"), "{}", tls.certificate.display());
+        assert_eq!((bounds.max_connections, bounds.max_connections_per_ip), (10_000, 1000));
+        assert_eq!((bounds.max_header_size, bounds.max_body_size), (64 << 10, 64 << 20));
+        assert_eq!(bounds.idle_timeout, Duration::from_secs(75));
+        let admin = config.admin.unwrap();
+        assert_eq!((admin.listen, admin.key_labels), ("127.0.0.1:9090".parse().unwrap(), false));
+        assert_eq!((&*config.log.level, config.log.format), ("info", LogFormat::Text));
+        assert_eq!((config.limiter.on_store_failure, config.limiter.replicas), (OnStoreFailure::Local, 1));
+        let [upstream] = &config.upstreams[..] else { panic!("one upstream") };
+        assert_eq!(upstream.paths, ["/"]);
+        assert_eq!(upstream.connect_timeout, Duration::from_secs(5));
+        assert_eq!(upstream.pool_idle_timeout, Duration::from_secs(10));
+        assert!(upstream.dialect.is_none() && upstream.credential.is_none() && upstream.ca_file.is_none());
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let config = parse_file(&Path::new(FIXTURES).join("valid/everything.toml")).1.unwrap();
+        let Server { listen, workers, drain_timeout, tls, bounds } = config.server;
+        assert_eq!((listen.len(), workers.get(), drain_timeout), (4, 2, Duration::ZERO));
+        assert!(tls.certificate.ends_with("config/valid/a.crt"));
+        assert_eq!(tls.private_key, Path::new("/b.key"));
+        assert_eq!((bounds.max_connections_per_ip, bounds.max_header_size), (0, 0x4000));
+        assert_eq!((bounds.max_body_size, bounds.write_timeout), (1 << 30, Duration::from_secs(5)));
+        let Store::Redis(redis) = config.limiter.store else { panic!("redis") };
+        assert_eq!(
+            (redis.url.as_str(), redis.timeout),
+            ("rediss://:PLANTED@redis:6379/0", Duration::from_millis(20))
+        );
+    }
+
+    #[test]
+    fn keys_point_at_their_tiers() {
+        let config = parse_file(&Path::new(FIXTURES).join("valid/everything.toml")).1.unwrap();
+        let tiers: Vec<_> = config.tiers.iter().map(|tier| &*tier.name).collect();
+        assert_eq!(tiers, ["free", "paid", "enterprise", "internal"]);
+        let paid = &config.tiers[1].limits;
+        let day = Duration::from_secs(86_400);
+        assert_eq!((paid[2].requests.get(), paid[2].window.length()), (u32::MAX, 366 * day));
+        assert_eq!([paid[0].count_refused, paid[1].count_refused], [false, true]);
+        let [alice, bob] = &config.keys[..] else { panic!("two keys") };
+        assert_eq!((alice.id.as_str(), alice.tier, alice.disabled), ("alice", 1, false));
+        assert_eq!((bob.id.as_str(), bob.tier, bob.disabled), ("bob", 3, true));
+        assert_eq!(alice.expires, bob.expires, "both are midnight in UTC");
+        assert_eq!(alice.expires, Some("2027-01-01T00:00:00Z".parse().unwrap()));
+        assert!(alice.limits.is_none());
+        assert_eq!(bob.limits.as_ref().unwrap()[0].window.length(), Duration::from_secs(7200));
+    }
+
+    #[test]
+    fn upstreams_are_complete() {
+        let config = parse_file(&Path::new(FIXTURES).join("valid/everything.toml")).1.unwrap();
+        let [openai, local, beta] = &config.upstreams[..] else { panic!("three upstreams") };
+        assert_eq!(openai.paths, ["/v1", "/openai"]);
+        assert_eq!(openai.dialect, Some(Dialect::Openai));
+        assert_eq!(openai.idle_timeout, Duration::from_secs(3 * 3600));
+        let credential = openai.credential.as_ref().unwrap();
+        assert_eq!(
+            (credential.header.as_str(), credential.value.to_str().unwrap()),
+            ("authorization", "Bearer sk-PLANTED-variable")
+        );
+        assert!(credential.value.is_sensitive());
+        assert_eq!(local.credential.as_ref().unwrap().value, "sk-PLANTED-file");
+        assert_eq!((local.url.path(), beta.url.host()), ("/base", Some("backend")));
+        assert!(local.ca_file.as_ref().unwrap().ends_with("valid/../ca.pem"));
+    }
+
+    #[test]
+    fn the_admin_listener_can_be_off() {
+        let path = Path::new("proxy.toml");
+        let text = "admin.enabled = false\nupstreams = [{ name = \"a\", url = \"http://b\" }]";
+        let config = parse(text, path, &|_| None).unwrap();
+        assert!(config.admin.is_none());
+        assert_eq!(config.server.tls.certificate, Path::new("certs/server.crt"));
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_a_problem_with_a_way_out() {
+        let problems = load(Path::new("/nowhere/proxy.toml")).unwrap_err();
+        let [problem] = problems.list() else { panic!("{problems}") };
+        assert_eq!(problem.at, None);
+        assert!(
+            problem.message.contains("--config") && problem.message.contains("No such file"),
+            "{problems}"
+        );
+        assert!(load(&Path::new(FIXTURES).join("valid/smallest.toml")).is_ok());
+    }
+
+    /// A file that an editor has half written must not end the process that watches it.
+    #[test]
+    fn a_broken_file_is_reported_and_never_more() {
+        let path = Path::new(FIXTURES).join("valid/everything.toml");
+        let text = fs::read_to_string(&path).unwrap();
+        for (cut, _) in text.char_indices().step_by(3) {
+            let without = format!("{}{}", &text[..cut], &text[cut + 1..]);
+            for broken in [&text[..cut], &text[cut..], &without] {
+                if let Err(problems) = parse(broken, &path, &environment) {
+                    assert!(!problems.list().is_empty());
+                    assert!(!problems.to_string().contains("PLANTED"), "{problems}");
+                }
+            }
+        }
+    }
+}
