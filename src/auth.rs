@@ -1,0 +1,206 @@
+//! Who is calling: from the credential slots of a request to a [`Principal`]. Pure, no I/O.
+//!
+//! SDKs disagree on where a key goes, and some send it twice, so every slot is tried and one valid key is enough.
+
+use hyper::{HeaderMap, header::HeaderName};
+use jiff::Timestamp;
+use percent_encoding::percent_decode_str;
+
+use crate::keys::{ApiKey, KeyId, KeyStore, TierIndex};
+
+/// The headers that can hold a key, in the order in which they are tried.
+pub static SLOTS: [HeaderName; 4] = [
+    HeaderName::from_static("x-api-key"),
+    hyper::header::AUTHORIZATION,
+    HeaderName::from_static("api-key"),
+    HeaderName::from_static("x-goog-api-key"),
+];
+
+/// The query parameter that can hold a key: Google's REST samples use it.
+pub const QUERY_SLOT: &str = "key";
+
+/// The authenticated caller.
+#[derive(Clone, Debug)]
+pub struct Principal {
+    /// The key's public name.
+    pub key: KeyId,
+    /// The key's tier.
+    pub tier: TierIndex,
+}
+
+/// Why a caller is not let in. The caller is told the same in both cases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unauthorized {
+    /// No slot held anything.
+    #[error("no API key was sent")]
+    Missing,
+    /// What was sent is malformed, unknown, disabled or expired.
+    #[error("no slot holds a valid API key")]
+    Invalid,
+}
+
+/// Finds the caller, or says why there is none.
+pub fn authenticate(
+    keys: &KeyStore,
+    headers: &HeaderMap,
+    query: Option<&str>,
+    now: Timestamp,
+) -> Result<Principal, Unauthorized> {
+    let mut verdict = Unauthorized::Missing;
+    for sent in in_headers(headers) {
+        verdict = Unauthorized::Invalid;
+        if let Some(principal) = open(keys, sent, now) {
+            return Ok(principal);
+        }
+    }
+    for (_, value) in query_parameters(query).filter(|(name, _)| *name == QUERY_SLOT) {
+        verdict = Unauthorized::Invalid;
+        let decoded = percent_decode_str(value).decode_utf8_lossy();
+        if let Some(principal) = open(keys, &decoded, now) {
+            return Ok(principal);
+        }
+    }
+    Err(verdict)
+}
+
+/// Whether this header or query value holds a key of Tollgate, valid or not. Such a value never goes to an upstream.
+pub fn holds_our_key(keys: &KeyStore, value: &str) -> bool {
+    let is_ours = |text: &str| ApiKey::new(text).is_some_and(|key| key.is_ours() || keys.knows(key));
+    is_ours(value) || is_ours(without_scheme(value))
+}
+
+/// The parameters of a raw query, undecoded, as name and value.
+pub fn query_parameters(query: Option<&str>) -> impl Iterator<Item = (&str, &str)> {
+    let pairs = query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
+    pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+}
+
+fn in_headers(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    let values = SLOTS.iter().flat_map(|slot| headers.get_all(slot));
+    values.filter_map(|value| value.to_str().ok()).map(without_scheme)
+}
+
+/// The key in `Bearer KEY`, any case of the scheme. A key never holds a space, so a bare one comes back as it is.
+fn without_scheme(value: &str) -> &str {
+    let value = value.trim_ascii();
+    match value.split_once(' ') {
+        Some((scheme, key)) if scheme.eq_ignore_ascii_case("bearer") => key.trim_ascii(),
+        _ => value,
+    }
+}
+
+fn open(keys: &KeyStore, sent: &str, now: Timestamp) -> Option<Principal> {
+    let key = keys.look_up(ApiKey::new(sent)?, now)?;
+    Some(Principal { key: key.id.clone(), tier: key.tier })
+}
+
+#[cfg(test)]
+mod tests {
+    use hyper::header::HeaderValue;
+
+    use super::*;
+    use crate::keys::Key;
+
+    const SECRET: &str = "sk-tg-alice-0123456789";
+
+    fn keys() -> KeyStore {
+        let key = Key {
+            id: "alice".parse().unwrap(),
+            hash: ApiKey::new(SECRET).unwrap().hash(),
+            tier: TierIndex(0),
+            expires: Some("2027-01-01T00:00:00Z".parse().unwrap()),
+            disabled: false,
+        };
+        [key].into_iter().collect()
+    }
+
+    fn headers(slots: &[(&'static str, &str)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in slots {
+            headers.append(*name, HeaderValue::from_str(value).unwrap());
+        }
+        headers
+    }
+
+    fn attempt(slots: &[(&'static str, &str)], query: Option<&str>) -> Result<String, Unauthorized> {
+        let now = "2026-11-30T00:00:00Z".parse().unwrap();
+        authenticate(&keys(), &headers(slots), query, now).map(|principal| principal.key.to_string())
+    }
+
+    #[test]
+    fn every_slot_is_tried() {
+        let bearer = format!("Bearer {SECRET}");
+        for (name, value) in [
+            ("x-api-key", SECRET),
+            ("api-key", SECRET),
+            ("x-goog-api-key", SECRET),
+            ("authorization", &bearer),
+            ("authorization", &format!("bearer {SECRET}")),
+            ("authorization", &format!("BEARER   {SECRET} ")),
+            ("authorization", SECRET),
+            ("x-api-key", &bearer),
+        ] {
+            assert_eq!(attempt(&[(name, value)], None).as_deref(), Ok("alice"), "{name}: {value}");
+        }
+        assert_eq!(attempt(&[], Some(&format!("alt=sse&key={SECRET}"))).as_deref(), Ok("alice"));
+        assert_eq!(
+            attempt(&[], Some(&format!("key={}", SECRET.replace('-', "%2D")))).as_deref(),
+            Ok("alice")
+        );
+    }
+
+    #[test]
+    fn one_valid_slot_among_invalid_ones_is_enough() {
+        let names = ["x-api-key", "authorization", "api-key", "x-goog-api-key"];
+        for valid in names {
+            for invalid in names.into_iter().filter(|name| *name != valid) {
+                assert!(
+                    attempt(&[(invalid, "nonsense"), (valid, SECRET)], None).is_ok(),
+                    "{valid} beside {invalid}"
+                );
+            }
+            assert!(attempt(&[(valid, SECRET)], Some("key=nonsense")).is_ok());
+        }
+        assert!(
+            attempt(&[("x-api-key", "nonsense"), ("x-api-key", SECRET)], None).is_ok(),
+            "two lines of one header"
+        );
+        assert!(attempt(&[("x-api-key", "nonsense")], Some(&format!("key={SECRET}"))).is_ok());
+    }
+
+    #[test]
+    fn nothing_valid_is_no_entry() {
+        assert_eq!(attempt(&[], None), Err(Unauthorized::Missing));
+        assert_eq!(attempt(&[], Some("keys=a&monkey=b&key2=c")), Err(Unauthorized::Missing));
+        for value in [
+            "",
+            "Bearer",
+            "Bearer ",
+            "Basic YWxpY2U6eA==",
+            "sk-tg-alice-wrong",
+            &SECRET[1..],
+            &SECRET.to_uppercase(),
+        ] {
+            assert_eq!(attempt(&[("authorization", value)], None), Err(Unauthorized::Invalid), "{value:?}");
+        }
+        let expired = authenticate(
+            &keys(),
+            &headers(&[("x-api-key", SECRET)]),
+            None,
+            "2027-06-01T00:00:00Z".parse().unwrap(),
+        );
+        assert_eq!(expired.err(), Some(Unauthorized::Invalid));
+    }
+
+    #[test]
+    fn our_keys_are_recognised_with_and_without_a_scheme() {
+        let keys = keys();
+        for value in [SECRET, "Bearer sk-tg-alice-0123456789", "sk-tg-somebody-else", "bearer sk-tg-mistyped"]
+        {
+            assert!(holds_our_key(&keys, value), "{value}");
+        }
+        for value in ["sk-proj-abc", "Bearer sk-ant-abc", "", "Basic x"] {
+            assert!(!holds_our_key(&keys, value), "{value}");
+        }
+    }
+}

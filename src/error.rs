@@ -1,0 +1,158 @@
+//! Every way in which a request ends without an upstream's answer, and what the caller is told.
+//!
+//! The stages know nothing of HTTP. Here, and only here, their errors become a status and a sentence; details that are
+//! the operator's business go to the log.
+
+use std::time::Duration;
+
+use hyper::StatusCode;
+
+use crate::{
+    auth::Unauthorized, dialect::ErrorKind, headers::whole_seconds, hygiene::Unclean, limit::Limit,
+    route::NoRoute, upstream::SendError,
+};
+
+/// Why a request was not answered by an upstream.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It is not one that is forwarded.
+    #[error(transparent)]
+    Unclean(#[from] Unclean),
+    /// Nobody we know sent it.
+    #[error(transparent)]
+    Unauthorized(#[from] Unauthorized),
+    /// Nobody serves its path.
+    #[error(transparent)]
+    NoRoute(#[from] NoRoute),
+    /// Its declared length is over the bound, in bytes.
+    #[error("the body is larger than {0} bytes")]
+    TooLarge(u64),
+    /// A limit is used up.
+    #[error("over the limit")]
+    Refused {
+        /// The limit that keeps the caller out longest.
+        limit: Limit,
+        /// The same, as an index into the tier's limits.
+        by: usize,
+        /// Until it has room.
+        retry_after: Duration,
+    },
+    /// No store decided, and the configuration says to turn requests away then.
+    #[error("the limiter's store is not available")]
+    StoreUnavailable,
+    /// The upstream gave no answer.
+    #[error(transparent)]
+    Upstream(#[from] SendError),
+}
+
+/// What the world gets to know of an error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// The status.
+    pub status: StatusCode,
+    /// The class that SDKs make an exception of.
+    pub kind: ErrorKind,
+    /// The metric's label, from few values.
+    pub outcome: &'static str,
+    /// The sentence for the caller's developer.
+    pub message: String,
+}
+
+impl Error {
+    /// The answer to a request that ended so.
+    pub fn answer(&self) -> Answer {
+        match self {
+            Self::Unclean(unclean) => answer_unclean(*unclean),
+            Self::Unauthorized(Unauthorized::Missing | Unauthorized::Invalid) => Answer::new(
+                StatusCode::UNAUTHORIZED,
+                ErrorKind::Authentication,
+                "unauthorized",
+                "Missing or invalid API key. Send a valid key as `Authorization: Bearer KEY` or `X-API-Key: KEY`.",
+            ),
+            Self::NoRoute(NoRoute) => Answer::new(
+                StatusCode::NOT_FOUND,
+                ErrorKind::NotFound,
+                "no_route",
+                "No upstream serves this path. Check the base URL of your client.",
+            ),
+            Self::TooLarge(most) => too_large(*most),
+            Self::Refused { limit, retry_after, .. } => Answer::new(
+                StatusCode::TOO_MANY_REQUESTS,
+                ErrorKind::RateLimit,
+                "refused",
+                &format!(
+                    "Rate limit reached for this key: {} requests per {}. Please try again in {}s.",
+                    limit.requests,
+                    limit.window,
+                    whole_seconds(*retry_after).max(1),
+                ),
+            ),
+            Self::StoreUnavailable => Answer::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                ErrorKind::Unavailable,
+                "store_unavailable",
+                "The rate limiter is not available. Please try again.",
+            ),
+            Self::Upstream(error) => answer_upstream(error),
+        }
+    }
+}
+
+impl Answer {
+    fn new(status: StatusCode, kind: ErrorKind, outcome: &'static str, message: &str) -> Self {
+        Self { status, kind, outcome, message: message.to_owned() }
+    }
+}
+
+fn answer_unclean(unclean: Unclean) -> Answer {
+    let status = match unclean {
+        Unclean::Method => StatusCode::METHOD_NOT_ALLOWED,
+        Unclean::TargetTooLong => StatusCode::URI_TOO_LONG,
+        Unclean::TooManyFields => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+        Unclean::Path | Unclean::Host => StatusCode::BAD_REQUEST,
+        Unclean::TransferCoding => StatusCode::NOT_IMPLEMENTED,
+        Unclean::Upgrade => StatusCode::UPGRADE_REQUIRED,
+    };
+    let message = format!("The request was not forwarded: {unclean}.");
+    Answer::new(status, ErrorKind::InvalidRequest, "unclean", &message)
+}
+
+fn answer_upstream(error: &SendError) -> Answer {
+    use ErrorKind::{InvalidRequest, Unavailable};
+    match error {
+        SendError::TooLarge(most) => too_large(*most),
+        SendError::UploadStalled => Answer::new(
+            StatusCode::REQUEST_TIMEOUT,
+            InvalidRequest,
+            "upload_failed",
+            "The request body did not arrive in time.",
+        ),
+        SendError::UploadMalformed => Answer::new(
+            StatusCode::BAD_REQUEST,
+            InvalidRequest,
+            "upload_failed",
+            "The request body is malformed.",
+        ),
+        // Nobody reads this one. By its outcome the record knows that.
+        SendError::ClientGone => {
+            Answer::new(StatusCode::BAD_REQUEST, InvalidRequest, "client_gone", "The request body broke off.")
+        }
+        SendError::Connect(_) | SendError::Exchange(_) | SendError::NotHttp => Answer::new(
+            StatusCode::BAD_GATEWAY,
+            Unavailable,
+            "upstream_failed",
+            "The upstream could not be reached. Please try again.",
+        ),
+        SendError::ConnectTimeout | SendError::FirstByteTimeout => Answer::new(
+            StatusCode::GATEWAY_TIMEOUT,
+            Unavailable,
+            "upstream_timeout",
+            "The upstream did not answer in time.",
+        ),
+    }
+}
+
+fn too_large(most: u64) -> Answer {
+    let message = format!("The request body is larger than the {most} bytes that are allowed.");
+    Answer::new(StatusCode::PAYLOAD_TOO_LARGE, ErrorKind::TooLarge, "too_large", &message)
+}

@@ -1,0 +1,204 @@
+//! The head of a request as the upstream gets it. Pure.
+//!
+//! What a client sent goes through byte for byte, but for what belongs to the one connection, its credential and the
+//! host. Which headers an SDK will invent next nobody knows, so there is a list of what is removed and none of what may pass.
+
+use hyper::{
+    HeaderMap, Method, Uri, Version,
+    header::{self, HeaderValue},
+    http::{request::Parts, uri::PathAndQuery},
+};
+
+use crate::{
+    auth,
+    headers::{X_REQUEST_ID, remove_hop_by_hop},
+    keys::KeyStore,
+    route::Route,
+    upstream::Target,
+};
+
+/// Makes the head for the upstream of `route` out of the client's. `body_is_empty`: nothing follows it.
+pub fn outgoing(
+    head: &mut Parts,
+    route: &Route,
+    keys: &KeyStore,
+    request_id: &HeaderValue,
+    body_is_empty: bool,
+) {
+    let target = &*route.target;
+    head.uri = outgoing_uri(target, &route.path, head.uri.query(), keys);
+    head.version = Version::HTTP_11;
+    let headers = &mut head.headers;
+    remove_hop_by_hop(headers);
+    // hyper writes both anew from the body that it really sends.
+    headers.remove(header::CONTENT_LENGTH);
+    headers.remove(header::EXPECT);
+    if body_is_empty && [Method::POST, Method::PUT, Method::PATCH].contains(&head.method) {
+        headers.insert(header::CONTENT_LENGTH, HeaderValue::from_static("0"));
+    }
+    join_cookies(headers);
+    swap_credentials(headers, target, keys);
+    headers.insert(header::HOST, target.host.clone());
+    headers.insert(X_REQUEST_ID, request_id.clone());
+}
+
+/// HTTP/2 splits cookies over several fields, which HTTP/1.1 does not know (RFC 9113 §8.2.3).
+fn join_cookies(headers: &mut HeaderMap) {
+    let crumbs: Vec<_> = headers.get_all(header::COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    if crumbs.len() > 1 {
+        let joined = HeaderValue::from_bytes(&crumbs.join(&b"; "[..]));
+        headers.insert(header::COOKIE, joined.expect("parts of valid values make a valid value"));
+    }
+}
+
+/// The upstream's path, the route's, and the query without our keys.
+fn outgoing_uri(target: &Target, path: &str, query: Option<&str>, keys: &KeyStore) -> Uri {
+    let path = join(&target.base_path, path);
+    let whole = match query.map(|query| without_our_keys(query, keys)) {
+        Some(query) if !query.is_empty() => format!("{path}?{query}"),
+        _ => path,
+    };
+    let whole = PathAndQuery::try_from(whole).expect("parts of a valid URI make a valid URI");
+    Uri::from(whole)
+}
+
+/// Puts the upstream's base path in front, unless the request's path begins with it already: `/v1` and `/v1/models`
+/// are never `/v1/v1/models`.
+fn join(base: &str, path: &str) -> String {
+    let has_base = path.strip_prefix(base).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    if has_base { path.to_owned() } else { format!("{base}{path}") }
+}
+
+fn without_our_keys(query: &str, keys: &KeyStore) -> String {
+    let holds_our_key = |pair: &&str| {
+        let value = auth::query_parameters(Some(pair)).find(|(name, _)| *name == auth::QUERY_SLOT);
+        value.is_some_and(|(_, value)| {
+            let decoded = percent_encoding::percent_decode_str(value).decode_utf8_lossy();
+            auth::holds_our_key(keys, &decoded)
+        })
+    };
+    query.split('&').filter(|pair| !holds_our_key(pair)).collect::<Vec<_>>().join("&")
+}
+
+/// Takes the client's credentials out and puts the upstream's in. Where the upstream has none configured, what is no
+/// key of ours passes: clients then bring their own upstream key beside ours.
+fn swap_credentials(headers: &mut HeaderMap, target: &Target, keys: &KeyStore) {
+    for slot in &auth::SLOTS {
+        let is_ours =
+            |value: &HeaderValue| value.to_str().is_ok_and(|value| auth::holds_our_key(keys, value));
+        if target.credential.is_some() || headers.get_all(slot).iter().any(is_ours) {
+            headers.remove(slot);
+        }
+    }
+    if let Some(credential) = &target.credential {
+        headers.insert(credential.header.clone(), credential.value.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use hyper::Request;
+
+    use super::*;
+    use crate::config::Credential;
+
+    const OURS: &str = "sk-tg-alice-0123456789";
+
+    fn sent(target: Target, uri: &str, slots: &[(&'static str, &str)]) -> Parts {
+        let mut request = Request::post(uri).header("host", "localhost:8443").header("content-length", "007");
+        for (name, value) in slots {
+            request = request.header(*name, *value);
+        }
+        let mut head = request.body(()).unwrap().into_parts().0;
+        let route = Route { target: Arc::new(target), path: head.uri.path().to_owned() };
+        outgoing(&mut head, &route, &KeyStore::default(), &HeaderValue::from_static("r1"), false);
+        head
+    }
+
+    fn target(base_path: &str, credential: Option<(&'static str, &'static str)>) -> Target {
+        let credential = credential.map(|(header, value)| Credential {
+            header: header::HeaderName::from_static(header),
+            value: HeaderValue::from_static(value),
+        });
+        let mut target = Target::for_test("up.example:8080");
+        (target.base_path, target.credential) = (base_path.to_owned(), credential);
+        target
+    }
+
+    #[test]
+    fn path_and_query_keep_their_bytes() {
+        for uri in [
+            "/v1/models/a%2Fb:go?x=1&y=%20z&empty=&flag",
+            "/v1/messages?beta=true",
+            "/v1/a;b=c?alt=sse",
+            "/v1/",
+        ] {
+            assert_eq!(sent(target("", None), uri, &[]).uri.to_string(), uri);
+        }
+    }
+
+    #[test]
+    fn a_base_path_is_put_in_front_once() {
+        for (base, uri, expected) in [
+            ("/v1", "/v1/models", "/v1/models"),
+            ("/v1", "/models", "/v1/models"),
+            ("/openai/v1", "/v1/models?a=b", "/openai/v1/v1/models?a=b"),
+            ("/api", "/v1/models", "/api/v1/models"),
+            ("/v1", "/v10/x", "/v1/v10/x"),
+        ] {
+            assert_eq!(sent(target(base, None), uri, &[]).uri.to_string(), expected, "{base} and {uri}");
+        }
+    }
+
+    #[test]
+    fn our_keys_leave_every_slot_and_the_upstreams_credential_comes_in() {
+        let bearer = format!("Bearer {OURS}");
+        let slots =
+            [("authorization", &*bearer), ("x-api-key", OURS), ("api-key", OURS), ("x-goog-api-key", OURS)];
+        let uri = format!("/v1/x?a=1&key={OURS}&b=2");
+        let head = sent(target("", Some(("x-api-key", "upstream-secret"))), &uri, &slots);
+        assert_eq!(head.uri.to_string(), "/v1/x?a=1&b=2");
+        assert_eq!(head.headers.get("x-api-key").unwrap(), "upstream-secret");
+        let shown = format!("{:?} {}", head.headers, head.uri);
+        assert!(!shown.contains("sk-tg"), "{shown}");
+        let encoded = sent(target("", None), &format!("/v1/x?key={}", OURS.replace('-', "%2d")), &[]);
+        assert_eq!(encoded.uri.to_string(), "/v1/x");
+    }
+
+    #[test]
+    fn a_clients_own_upstream_key_passes_only_where_none_is_configured() {
+        let slots = [("authorization", "Bearer sk-their-own"), ("x-api-key", OURS)];
+        let passed = sent(target("", None), "/v1/x?key=theirs", &slots);
+        assert_eq!(passed.headers.get("authorization").unwrap(), "Bearer sk-their-own");
+        assert_eq!(passed.uri.query(), Some("key=theirs"));
+        assert!(!passed.headers.contains_key("x-api-key"));
+        let replaced = sent(target("", Some(("api-key", "ours"))), "/v1/x", &slots);
+        assert!(!replaced.headers.contains_key("authorization"));
+    }
+
+    #[test]
+    fn split_cookies_become_one() {
+        let request = Request::get("/").header("cookie", "a=1").header("cookie", "b=2; c=3").body(());
+        let mut headers = request.unwrap().into_parts().0.headers;
+        join_cookies(&mut headers);
+        let cookies: Vec<_> = headers.get_all("cookie").iter().collect();
+        assert_eq!(cookies, ["a=1; b=2; c=3"]);
+    }
+
+    #[test]
+    fn host_and_framing_are_the_upstreams() {
+        let slots = [
+            ("connection", "x-secret, host"),
+            ("x-secret", "1"),
+            ("transfer-encoding", "chunked"),
+            ("expect", "100-continue"),
+        ];
+        let head = sent(target("", None), "/v1/x", &slots);
+        let mut left: Vec<_> =
+            head.headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
+        left.sort_unstable();
+        assert_eq!(left, [("host", "up.example:8080"), ("x-request-id", "r1")]);
+    }
+}

@@ -1,0 +1,228 @@
+//! Requests that are not forwarded, whoever sends them. Pure.
+//!
+//! hyper accepts much that proxies and upstreams read differently, which is where smuggling lives. What is refused here
+//! no LLM API needs; everything else goes through byte for byte.
+
+use hyper::{
+    HeaderMap, Method, Uri, Version,
+    header::{HOST, TRANSFER_ENCODING, UPGRADE},
+    http::request::Parts,
+};
+
+/// Longer targets are refused.
+const MAX_TARGET_BYTES: usize = 8 * 1024;
+
+/// More header fields are refused. hyper counts those of HTTP/1.1 alone.
+const MAX_FIELDS: usize = 100;
+
+/// Why a request is not forwarded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unclean {
+    /// CONNECT, TRACE or an invention.
+    #[error("this method is not forwarded")]
+    Method,
+    /// The target is too long.
+    #[error("the URL is longer than 8 KiB")]
+    TargetTooLong,
+    /// The head has too many fields.
+    #[error("there are more than 100 header fields")]
+    TooManyFields,
+    /// The path could mean different things to different readers.
+    #[error(
+        "the URL's path must start with `/` and hold no `..`, backslash, NUL, control character or broken percent-encoding"
+    )]
+    Path,
+    /// No host, two, or one that is none.
+    #[error("exactly one valid Host is required")]
+    Host,
+    /// A coding other than `chunked`.
+    #[error("the only transfer coding that is understood is `chunked`")]
+    TransferCoding,
+    /// A WebSocket, for example.
+    #[error("protocol upgrades are not forwarded; use plain HTTP requests")]
+    Upgrade,
+}
+
+/// Lets through what can be forwarded safely.
+pub fn inspect(request: &Parts) -> Result<(), Unclean> {
+    method(&request.method)?;
+    target(&request.uri)?;
+    if request.headers.len() > MAX_FIELDS {
+        return Err(Unclean::TooManyFields);
+    }
+    host(&request.uri, &request.headers, request.version)?;
+    transfer_coding(&request.headers)?;
+    if request.headers.contains_key(UPGRADE) && request.version < Version::HTTP_2 {
+        return upgrade(&request.headers);
+    }
+    Ok(())
+}
+
+fn method(method: &Method) -> Result<(), Unclean> {
+    let forwarded = [
+        Method::POST,
+        Method::GET,
+        Method::DELETE,
+        Method::PUT,
+        Method::PATCH,
+        Method::HEAD,
+        Method::OPTIONS,
+    ];
+    if forwarded.contains(method) { Ok(()) } else { Err(Unclean::Method) }
+}
+
+fn target(uri: &Uri) -> Result<(), Unclean> {
+    let target = uri.path_and_query().ok_or(Unclean::Path)?.as_str();
+    if target.len() > MAX_TARGET_BYTES {
+        return Err(Unclean::TargetTooLong);
+    }
+    let path = uri.path();
+    let plain = |byte: u8| byte.is_ascii_graphic() && byte != b'\\';
+    if !path.starts_with('/') || !target.bytes().all(plain) || path.split('/').any(climbs) || !decodes(path) {
+        return Err(Unclean::Path);
+    }
+    Ok(())
+}
+
+/// Whether a segment is `.` or `..` in any encoding, with or without parameters behind a `;`.
+fn climbs(segment: &str) -> bool {
+    let name = segment.split(';').next().unwrap_or_default();
+    if name.len() > 6 {
+        return false;
+    }
+    let name = name.to_ascii_lowercase().replace("%2e", ".");
+    name == "." || name == ".."
+}
+
+/// Whether every `%` begins two hexadecimal digits that stand for neither NUL nor backslash nor another control character.
+fn decodes(path: &str) -> bool {
+    path.split('%').skip(1).all(|rest| {
+        let Some(hex) = rest.get(..2).filter(|hex| hex.bytes().all(|byte| byte.is_ascii_hexdigit())) else {
+            return false;
+        };
+        u8::from_str_radix(hex, 16).is_ok_and(|byte| byte != b'\\' && !byte.is_ascii_control())
+    })
+}
+
+fn host(uri: &Uri, headers: &HeaderMap, version: Version) -> Result<(), Unclean> {
+    let mut hosts = headers.get_all(HOST).iter();
+    let (first, second) = (hosts.next(), hosts.next());
+    let named = match (uri.authority(), first) {
+        (_, Some(_)) if second.is_some() => return Err(Unclean::Host),
+        (Some(authority), Some(host)) if authority.as_str().as_bytes() != host.as_bytes() => {
+            return Err(Unclean::Host);
+        }
+        (Some(authority), _) => authority.as_str(),
+        (None, Some(host)) => host.to_str().map_err(|_| Unclean::Host)?,
+        // HTTP/1.0 knew no Host.
+        (None, None) if version == Version::HTTP_10 => return Ok(()),
+        (None, None) => return Err(Unclean::Host),
+    };
+    let valid = named.parse::<hyper::http::uri::Authority>().is_ok() && !named.contains('@');
+    if valid { Ok(()) } else { Err(Unclean::Host) }
+}
+
+fn transfer_coding(headers: &HeaderMap) -> Result<(), Unclean> {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    match (codings.next(), codings.next()) {
+        (None, _) => Ok(()),
+        (Some(coding), None) if coding.as_bytes().eq_ignore_ascii_case(b"chunked") => Ok(()),
+        _ => Err(Unclean::TransferCoding),
+    }
+}
+
+/// An offer to speak HTTP/2 in clear text may be ignored, as curl expects. A WebSocket client waits for its answer, and
+/// only a refusal makes it fall back at once.
+fn upgrade(headers: &HeaderMap) -> Result<(), Unclean> {
+    let offered = headers.get_all(UPGRADE).iter().filter_map(|value| value.to_str().ok());
+    let websocket =
+        offered.flat_map(|value| value.split(',')).any(|name| name.trim().eq_ignore_ascii_case("websocket"));
+    if websocket { Err(Unclean::Upgrade) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use hyper::Request;
+
+    use super::*;
+
+    fn verdict(request: hyper::http::request::Builder) -> Result<(), Unclean> {
+        inspect(&request.body(()).unwrap().into_parts().0)
+    }
+
+    fn get(target: &str) -> hyper::http::request::Builder {
+        Request::get(target).header("host", "localhost:8443")
+    }
+
+    #[test]
+    fn ordinary_requests_pass() {
+        for target in [
+            "/",
+            "/v1/models?limit=1",
+            "/v1/models/org%2Fmodel:tag",
+            "/v1/a%20b",
+            "/v1/...",
+            "/v1/a..b",
+            "//v1/x",
+        ] {
+            assert_eq!(verdict(get(target)), Ok(()), "{target}");
+        }
+        assert_eq!(verdict(Request::get("https://localhost/v1").version(Version::HTTP_2)), Ok(()));
+    }
+
+    #[test]
+    fn ambiguous_paths_do_not() {
+        for target in [
+            "/v1/../admin",
+            "/v1/%2e%2E/x",
+            "/v1/.%2e/x",
+            "/./x",
+            "/v1/..;/x",
+            "/v1/a%00",
+            "/v1/a%5cb",
+            "/v1/%zz",
+            "/v1/%4",
+            "/v1/%0d%0a",
+            "/v1/%",
+        ] {
+            assert_eq!(verdict(get(target)), Err(Unclean::Path), "{target}");
+        }
+        assert_eq!(verdict(get("*").method("OPTIONS")), Err(Unclean::Path));
+        let long = format!("/v1/{}", "x".repeat(9000));
+        assert_eq!(verdict(get(&long)), Err(Unclean::TargetTooLong));
+    }
+
+    #[test]
+    fn strange_methods_do_not() {
+        for method in ["TRACE", "CONNECT", "BREW", "post"] {
+            assert_eq!(verdict(get("/v1").method(method)), Err(Unclean::Method), "{method}");
+        }
+    }
+
+    #[test]
+    fn one_host_is_required() {
+        assert_eq!(verdict(Request::get("/v1")), Err(Unclean::Host));
+        assert_eq!(verdict(get("/v1").header("host", "other")), Err(Unclean::Host));
+        assert_eq!(verdict(Request::get("/v1").header("host", "user@host")), Err(Unclean::Host));
+        assert_eq!(verdict(Request::get("/v1").header("host", "a/b")), Err(Unclean::Host));
+        assert_eq!(verdict(Request::get("http://a/v1").header("host", "b")), Err(Unclean::Host));
+        assert_eq!(verdict(Request::get("/v1").version(Version::HTTP_10)), Ok(()));
+    }
+
+    #[test]
+    fn only_chunked_is_a_coding() {
+        assert_eq!(verdict(get("/v1").header("transfer-encoding", "Chunked")), Ok(()));
+        assert_eq!(
+            verdict(get("/v1").header("transfer-encoding", "gzip, chunked")),
+            Err(Unclean::TransferCoding)
+        );
+        let twice = get("/v1").header("transfer-encoding", "chunked").header("transfer-encoding", "chunked");
+        assert_eq!(verdict(twice), Err(Unclean::TransferCoding));
+    }
+
+    #[test]
+    fn a_websocket_is_refused_and_an_offer_of_http2_ignored() {
+        assert_eq!(verdict(get("/v1").header("upgrade", "WebSocket")), Err(Unclean::Upgrade));
+        assert_eq!(verdict(get("/v1").header("upgrade", "h2c")), Ok(()));
+    }
+}

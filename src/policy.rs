@@ -1,0 +1,79 @@
+//! The policy: keys, tiers and routes, compiled from the configuration into one immutable snapshot.
+
+use std::sync::Arc;
+
+use crate::{
+    auth::Principal,
+    config::{self, Config},
+    headers::PolicyField,
+    keys::{Key, KeyStore, TierIndex},
+    limit::Limit,
+    route::RouteTable,
+    tls::TlsError,
+    upstream::Target,
+};
+
+/// What requests are judged by. A request loads it once, so that a change never splits one.
+#[derive(Debug)]
+pub struct Policy {
+    /// All keys.
+    pub keys: KeyStore,
+    /// All routes.
+    pub routes: RouteTable,
+    tiers: Vec<Tier>,
+}
+
+/// The limits of a set of keys.
+#[derive(Debug)]
+pub struct Tier {
+    /// The name, for logs and metrics.
+    pub name: Arc<str>,
+    /// All hold at once.
+    pub limits: Vec<Limit>,
+    /// What `RateLimit-Policy` says of them.
+    pub field: PolicyField,
+}
+
+impl Policy {
+    /// Compiles the configuration. Reads the certificates that upstreams are trusted by.
+    pub fn compile(config: &Config) -> Result<Self, TlsError> {
+        let mut tiers: Vec<Tier> =
+            config.tiers.iter().map(|tier| Tier::new(tier.name.clone(), tier.limits.clone())).collect();
+        let keys = config.keys.iter().map(|key| compile_key(key, &mut tiers)).collect();
+        let mut routes = Vec::new();
+        for upstream in &config.upstreams {
+            let target = Arc::new(Target::new(upstream)?);
+            routes.extend(upstream.paths.iter().map(|prefix| (prefix.clone(), target.clone())));
+        }
+        Ok(Self { keys, routes: RouteTable::new(routes), tiers })
+    }
+
+    /// The tier of an authenticated caller. Total, for a principal comes from this policy's own keys.
+    pub fn tier(&self, principal: &Principal) -> &Tier {
+        &self.tiers[principal.tier.0]
+    }
+}
+
+impl Tier {
+    fn new(name: Arc<str>, limits: Vec<Limit>) -> Self {
+        Self { name, field: PolicyField::new(&limits), limits }
+    }
+}
+
+/// A key with limits of its own gets a tier of its own, under the name of the one that it overrides.
+fn compile_key(key: &config::Key, tiers: &mut Vec<Tier>) -> Key {
+    let tier = match &key.limits {
+        None => key.tier,
+        Some(limits) => {
+            tiers.push(Tier::new(tiers[key.tier].name.clone(), limits.clone()));
+            tiers.len() - 1
+        }
+    };
+    Key {
+        id: key.id.clone(),
+        hash: key.hash,
+        tier: TierIndex(tier),
+        expires: key.expires,
+        disabled: key.disabled,
+    }
+}
