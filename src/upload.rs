@@ -1,0 +1,263 @@
+//! The body of a request on its way to the upstream: passed on as it comes, bounded in size and in silence, and kept
+//! for a while where a stale connection may make it necessary to send it again.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use tokio::time::{Instant, Sleep};
+
+/// No more of a body than this is kept for sending it again.
+const MOST_KEPT_BYTES: usize = 256 * 1024;
+
+/// Bounds of one upload.
+#[derive(Clone, Copy, Debug)]
+pub struct UploadBounds {
+    /// Bytes that are passed on at most; 0: any number.
+    pub size: u64,
+    /// How long the client may be silent in between.
+    pub silence: Duration,
+}
+
+/// Why an upload ended early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UploadFailure {
+    /// More came than is allowed.
+    #[error("the body is larger than {0} bytes")]
+    TooLarge(u64),
+    /// Nothing came for too long.
+    #[error("the body stalled")]
+    Stalled,
+    /// What came is no body.
+    #[error("the body is malformed")]
+    Malformed,
+    /// The client went away.
+    #[error("the client went away")]
+    Gone,
+}
+
+/// The upload as the proxy sees it, while its [`UploadBody`] is with the connection.
+#[derive(Clone, Debug)]
+pub struct Upload(Arc<Mutex<Source>>);
+
+#[derive(Debug)]
+struct Source {
+    incoming: Incoming,
+    bounds: UploadBounds,
+    received: u64,
+    kept: Kept,
+    /// How many of the kept pieces the latest reader has had.
+    handed_out: usize,
+    begun: bool,
+    silence: Option<Pin<Box<Sleep>>>,
+    failure: Option<UploadFailure>,
+    last_progress: Instant,
+}
+
+#[derive(Debug)]
+enum Kept {
+    /// Everything that came, for another try.
+    All(Vec<Bytes>),
+    /// There will be no other try, but the present one has not sent all of it again yet.
+    Rest(Vec<Bytes>),
+    No,
+}
+
+impl Kept {
+    fn pieces(&self) -> &[Bytes] {
+        match self {
+            Self::All(pieces) | Self::Rest(pieces) => pieces,
+            Self::No => &[],
+        }
+    }
+}
+
+impl Upload {
+    /// The body of a request that has just begun.
+    pub fn new(incoming: Incoming, bounds: UploadBounds) -> Self {
+        let (silence, failure) = (None, None);
+        let kept = Kept::All(Vec::new());
+        let last_progress = Instant::now();
+        Self(Arc::new(Mutex::new(Source {
+            incoming,
+            bounds,
+            received: 0,
+            kept,
+            handed_out: 0,
+            begun: false,
+            silence,
+            failure,
+            last_progress,
+        })))
+    }
+
+    /// The body from its first byte on.
+    pub fn body(&self) -> UploadBody {
+        UploadBody { upload: self.clone(), position: 0 }
+    }
+
+    /// What went wrong on the client's side, if anything did.
+    pub fn failure(&self) -> Option<UploadFailure> {
+        self.source().failure
+    }
+
+    /// Whether a byte of it has been asked for. Only then does a client that expects `100 Continue` get it.
+    pub fn has_begun(&self) -> bool {
+        self.source().begun
+    }
+
+    /// When the last piece was passed on; while it is the client that keeps us waiting, that is now.
+    pub fn last_progress(&self) -> Instant {
+        let source = self.source();
+        if source.silence.is_some() { Instant::now() } else { source.last_progress }
+    }
+
+    /// Whether the body can be had from its first byte once more.
+    pub fn is_replayable(&self) -> bool {
+        let source = self.source();
+        source.failure.is_none() && matches!(source.kept, Kept::All(_))
+    }
+
+    /// Lets go of what was kept for another try.
+    pub fn forget(&self) {
+        let mut source = self.source();
+        source.kept = match std::mem::replace(&mut source.kept, Kept::No) {
+            Kept::All(pieces) | Kept::Rest(pieces) if source.handed_out < pieces.len() => Kept::Rest(pieces),
+            _ => Kept::No,
+        };
+    }
+
+    /// Reads and drops what the client still sends, so that it gets to read an early answer instead of a reset.
+    pub async fn drain(&self, most: u64, within: Duration) {
+        if !matches!(self.failure(), None | Some(UploadFailure::TooLarge(_))) {
+            return;
+        }
+        let drained = async {
+            let mut dropped = 0;
+            while let Some(bytes) = std::future::poll_fn(|cx| self.source().poll_discard(cx)).await
+                && dropped <= most
+            {
+                dropped += bytes;
+            }
+        };
+        // Past either bound the connection is closed, and the client may see that instead of the answer.
+        let _ = tokio::time::timeout(within, drained).await;
+    }
+
+    /// A panic while this is locked would have been one of hyper's; the state is then still whole.
+    fn source(&self) -> MutexGuard<'_, Source> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Source {
+    fn fail(&mut self, failure: UploadFailure) -> Poll<Option<Result<Bytes, UploadFailure>>> {
+        (self.failure, self.silence) = (Some(failure), None);
+        Poll::Ready(Some(Err(failure)))
+    }
+
+    /// The number of bytes that came; nothing at the end, whichever way it came.
+    fn poll_discard(&mut self, cx: &mut Context<'_>) -> Poll<Option<u64>> {
+        let frame = ready!(Pin::new(&mut self.incoming).poll_frame(cx));
+        let bytes = |frame: Frame<Bytes>| frame.data_ref().map_or(0, |data| data.len() as u64);
+        Poll::Ready(frame.and_then(Result::ok).map(bytes))
+    }
+
+    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, UploadFailure>>> {
+        if let Some(failure) = self.failure {
+            return Poll::Ready(Some(Err(failure)));
+        }
+        self.begun = true;
+        let piece = match Pin::new(&mut self.incoming).poll_frame(cx) {
+            Poll::Pending => return self.poll_silence(cx),
+            Poll::Ready(None) => None,
+            Poll::Ready(Some(Err(error))) => return self.fail(broken(&error)),
+            // Trailers of a request are not passed on, for some can change its meaning.
+            Poll::Ready(Some(Ok(frame))) => frame.into_data().ok(),
+        };
+        self.silence = None;
+        self.last_progress = Instant::now();
+        let Some(piece) = piece else { return Poll::Ready(None) };
+        self.received += piece.len() as u64;
+        if self.bounds.size > 0 && self.received > self.bounds.size {
+            return self.fail(UploadFailure::TooLarge(self.bounds.size));
+        }
+        self.keep(&piece);
+        Poll::Ready(Some(Ok(piece)))
+    }
+
+    fn poll_silence(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, UploadFailure>>> {
+        let most = self.bounds.silence;
+        let silence = self.silence.get_or_insert_with(|| Box::pin(tokio::time::sleep(most)));
+        ready!(silence.as_mut().poll(cx));
+        self.fail(UploadFailure::Stalled)
+    }
+
+    fn keep(&mut self, piece: &Bytes) {
+        match &mut self.kept {
+            Kept::All(pieces) if self.received <= MOST_KEPT_BYTES as u64 => pieces.push(piece.clone()),
+            _ => self.kept = Kept::No,
+        }
+    }
+}
+
+/// A client that breaks the rules can still be told; one that is gone can't.
+fn broken(error: &hyper::Error) -> UploadFailure {
+    let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<io::Error>());
+    match cause.map(io::Error::kind) {
+        Some(io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData) => UploadFailure::Malformed,
+        _ => UploadFailure::Gone,
+    }
+}
+
+/// The body as a connection sends it.
+#[derive(Debug)]
+pub struct UploadBody {
+    upload: Upload,
+    /// How many of the kept pieces have been sent.
+    position: usize,
+}
+
+impl Body for UploadBody {
+    type Data = Bytes;
+    type Error = UploadFailure;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, UploadFailure>>> {
+        let this = &mut *self;
+        let mut source = this.upload.source();
+        let again = source.kept.pieces().get(this.position).cloned();
+        let piece = match again {
+            Some(piece) => Some(Ok(piece)),
+            None => ready!(source.poll_piece(cx)),
+        };
+        this.position += 1;
+        source.handed_out = this.position;
+        Poll::Ready(piece.map(|piece| piece.map(Frame::data)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        let source = self.upload.source();
+        let nothing_to_replay = self.position >= source.kept.pieces().len();
+        nothing_to_replay && source.incoming.is_end_stream()
+    }
+
+    /// The declared length of the whole body. A connection asks before it sends the first piece.
+    fn size_hint(&self) -> SizeHint {
+        let source = self.upload.source();
+        match source.incoming.size_hint().exact() {
+            Some(rest) if self.position == 0 => SizeHint::with_exact(source.received + rest),
+            Some(rest) => SizeHint::with_exact(rest),
+            None => SizeHint::default(),
+        }
+    }
+}
