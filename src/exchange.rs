@@ -1,0 +1,210 @@
+//! One request and its answer, as the operator gets to see them: what is known grows with the stages, and however it
+//! ends, one log line and one count come of it.
+
+use std::{sync::Arc, time::Duration};
+
+use hyper::{Method, StatusCode, header::HeaderValue};
+use tokio::time::Instant;
+
+use crate::{
+    auth::Principal,
+    cut::{Cut, Reason},
+    dialect::Dialect,
+    limit::{Outcome, Ruling, Status, Verdict},
+    metrics::{Counted, Metrics, RequestLabels},
+    policy::Tier,
+    route::Route,
+    upstream::AnswerError,
+};
+
+/// The outcome of a request whose client did not wait for its answer.
+const CLIENT_GONE: &str = "client_gone";
+
+/// The record of one request. Dropped before its end is told, it says that the client went away, unless a [`Cut`] knows
+/// better.
+#[derive(Debug)]
+pub struct Exchange {
+    /// Kept from the client or made, and sent both ways.
+    pub request_id: HeaderValue,
+    /// The dialect of answers made here.
+    pub dialect: Dialect,
+    /// Who calls, once that is known.
+    pub principal: Option<Principal>,
+    /// What the limits say, once they were asked.
+    pub statuses: Vec<Status>,
+    /// The id that the upstream gave the request, where it gave one.
+    pub upstream_request_id: Option<HeaderValue>,
+    tier: Option<Arc<str>>,
+    route: Option<Arc<str>>,
+    method: Method,
+    path: String,
+    client: std::net::IpAddr,
+    started: Instant,
+    decision: &'static str,
+    status: Option<StatusCode>,
+    outcome: &'static str,
+    reason: Option<String>,
+    first_byte: Option<Duration>,
+    sent_bytes: u64,
+    ended: bool,
+    cut: Cut,
+    metrics: Arc<Metrics>,
+    in_flight: Option<Counted>,
+}
+
+impl Exchange {
+    /// The record of a request that has just begun. `path` is without its query, which may hold secrets.
+    pub fn begin(
+        metrics: Arc<Metrics>,
+        client: std::net::IpAddr,
+        cut: Cut,
+        method: Method,
+        path: &str,
+        request_id: HeaderValue,
+    ) -> Self {
+        Self {
+            request_id,
+            dialect: Dialect::of_path(path),
+            principal: None,
+            statuses: Vec::new(),
+            upstream_request_id: None,
+            tier: None,
+            route: None,
+            method,
+            path: path.to_owned(),
+            client,
+            started: Instant::now(),
+            decision: "none",
+            status: None,
+            outcome: CLIENT_GONE,
+            reason: None,
+            first_byte: None,
+            sent_bytes: 0,
+            ended: false,
+            cut,
+            in_flight: Some(Counted::new(&metrics.in_flight)),
+            metrics,
+        }
+    }
+
+    /// Notes who calls.
+    pub fn authenticated(&mut self, principal: &Principal, tier: &Tier) {
+        self.principal = Some(principal.clone());
+        self.tier = Some(tier.name.clone());
+    }
+
+    /// Notes where the request goes.
+    pub fn routed(&mut self, route: &Route) {
+        self.route = Some(route.target.name.clone());
+        self.dialect = route.target.dialect.unwrap_or(self.dialect);
+    }
+
+    /// Notes the limiter's word and how long it took.
+    pub fn ruled(&mut self, ruling: &Ruling, took: Duration) {
+        self.metrics.limiter_took(took);
+        if let Some(kind) = ruling.fault {
+            self.metrics.limiter_fault(kind.label());
+        }
+        self.decision = match &ruling.outcome {
+            Outcome::Decided(decision) => match decision.verdict {
+                Verdict::Admit => "admitted",
+                Verdict::Refuse { .. } => "refused",
+            },
+            Outcome::Uncounted => "uncounted",
+            Outcome::Unavailable => "unavailable",
+        };
+        if let Outcome::Decided(decision) = &ruling.outcome {
+            self.statuses.clone_from(&decision.statuses);
+        }
+    }
+
+    /// Notes the head of the answer.
+    pub fn answered(&mut self, status: StatusCode, outcome: &'static str, reason: Option<String>) {
+        let after = self.started.elapsed();
+        (self.status, self.outcome, self.reason) = (Some(status), outcome, reason);
+        self.first_byte = Some(after);
+        if let Some(route) = self.route.as_deref() {
+            self.metrics.first_byte(route, after);
+        }
+    }
+
+    /// Notes that a piece of the answer passed.
+    pub fn sent(&mut self, bytes: usize) {
+        self.sent_bytes += bytes as u64;
+    }
+
+    /// The answer is complete, if anybody was left to read it.
+    pub fn complete(mut self) {
+        self.end(if self.outcome == CLIENT_GONE { "client gone" } else { "complete" });
+    }
+
+    /// The answer broke off on the upstream's side.
+    pub fn broke(mut self, error: &AnswerError) {
+        self.outcome = match error {
+            AnswerError::Broken(_) => "upstream_broke",
+            AnswerError::Stalled => "upstream_stalled",
+        };
+        self.reason = Some(error.to_string());
+        self.end("broken");
+    }
+
+    fn end(&mut self, ending: &'static str) {
+        self.ended = true;
+        let labels = RequestLabels {
+            route: self.route.as_deref().unwrap_or_default().to_owned(),
+            tier: self.tier.as_deref().unwrap_or_default().to_owned(),
+            key: self.key().map(str::to_owned),
+            outcome: self.outcome,
+            status: self.status.map_or(0, |status| status.as_u16()),
+        };
+        // Whoever sees the line finds the metrics changed.
+        self.metrics.request_ended(labels);
+        self.in_flight = None;
+        self.log(ending);
+    }
+
+    fn key(&self) -> Option<&str> {
+        self.principal.as_ref().map(|principal| principal.key.as_str())
+    }
+
+    fn log(&self, ending: &'static str) {
+        let millis = |time: Duration| time.as_micros() as f64 / 1000.0;
+        let remaining = self.statuses.iter().map(|status| status.remaining).min();
+        tracing::info!(
+            target: "tollgate::access",
+            request_id = self.request_id.to_str().unwrap_or_default(),
+            client = %self.client,
+            key = self.key(),
+            tier = self.tier.as_deref(),
+            route = self.route.as_deref(),
+            method = %self.method,
+            path = self.path,
+            upstream_request_id = self.upstream_request_id.as_ref().and_then(|id| id.to_str().ok()),
+            status = self.status.map(|status| status.as_u16()),
+            outcome = self.outcome,
+            decision = self.decision,
+            remaining,
+            first_byte_ms = self.first_byte.map(millis),
+            duration_ms = millis(self.started.elapsed()),
+            bytes = self.sent_bytes,
+            ending,
+            reason = self.reason.as_deref(),
+            "request"
+        );
+    }
+}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        if self.ended {
+            return;
+        }
+        let (outcome, ending) = match self.cut.reason() {
+            None => (CLIENT_GONE, "client gone"),
+            Some(Reason::Unread) => ("client_stalled", "cut"),
+            Some(Reason::Stopping) => ("stopped", "cut"),
+        };
+        self.outcome = outcome;
+        self.end(ending);
+    }
+}

@@ -1,0 +1,186 @@
+//! What Prometheus gets to see. Labels come from the configuration and from fixed lists, never from a request.
+
+use std::time::Duration;
+
+use prometheus_client::{
+    encoding::{EncodeLabelSet, text::encode},
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram, info::Info},
+    registry::{Registry, Unit},
+};
+
+/// All metrics, shared by the workers.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    key_labels: bool,
+    requests: Family<RequestLabels, Counter>,
+    first_byte: Family<RouteLabels, Histogram>,
+    limiter_seconds: Histogram,
+    limiter_faults: Family<FaultLabels, Counter>,
+    /// Requests whose answer has not ended.
+    pub in_flight: Gauge,
+    /// Open client connections.
+    pub connections: Gauge,
+    connections_refused: Family<ReasonLabels, Counter>,
+    connections_expired: Family<ReasonLabels, Counter>,
+    /// Whether the limiter's store decides: 1 or 0.
+    pub store_up: Gauge,
+}
+
+/// How a request is counted.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct RequestLabels {
+    /// The upstream's name; empty where no route was found.
+    pub route: String,
+    /// The tier's name; empty for strangers.
+    pub tier: String,
+    /// The key's id, where that is switched on.
+    pub key: Option<String>,
+    /// What happened.
+    pub outcome: &'static str,
+    /// The status of the answer; 0 where there was none.
+    pub status: u16,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RouteLabels {
+    route: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct FaultLabels {
+    kind: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabels {
+    reason: &'static str,
+}
+
+impl Metrics {
+    /// Metrics at zero.
+    pub fn new(key_labels: bool) -> Self {
+        let mut registry = Registry::with_prefix("tollgate");
+        let first_byte = Family::<RouteLabels, Histogram>::new_with_constructor(|| {
+            Histogram::new([0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0, 600.0])
+        });
+        let limiter_seconds =
+            Histogram::new([0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25]);
+        let metrics = Self {
+            key_labels,
+            requests: Family::default(),
+            first_byte,
+            limiter_seconds,
+            limiter_faults: Family::default(),
+            in_flight: Gauge::default(),
+            connections: Gauge::default(),
+            connections_refused: Family::default(),
+            connections_expired: Family::default(),
+            store_up: Gauge::default(),
+            registry: Registry::default(),
+        };
+        metrics.register(&mut registry);
+        metrics.store_up.set(1);
+        Self { registry, ..metrics }
+    }
+
+    fn register(&self, registry: &mut Registry) {
+        let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
+        registry.register("build", "The running version", version);
+        registry.register(
+            "requests",
+            "Requests by route, tier and what happened to them",
+            self.requests.clone(),
+        );
+        registry.register(
+            "in_flight_requests",
+            "Requests whose answer has not ended",
+            self.in_flight.clone(),
+        );
+        registry.register_with_unit(
+            "time_to_first_byte",
+            "From a request's head to its answer's head",
+            Unit::Seconds,
+            self.first_byte.clone(),
+        );
+        registry.register_with_unit(
+            "limiter_decision",
+            "How long the limiter took",
+            Unit::Seconds,
+            self.limiter_seconds.clone(),
+        );
+        registry.register(
+            "limiter_faults",
+            "Requests on which the store did not decide",
+            self.limiter_faults.clone(),
+        );
+        registry.register("limiter_store_up", "Whether the limiter's store decides", self.store_up.clone());
+        registry.register("connections", "Open client connections", self.connections.clone());
+        registry.register(
+            "connections_refused",
+            "Client connections that did not come about",
+            self.connections_refused.clone(),
+        );
+        registry.register(
+            "connections_expired",
+            "Client connections that were ended because their client took too long",
+            self.connections_expired.clone(),
+        );
+    }
+
+    /// Counts a request that has ended.
+    pub fn request_ended(&self, labels: RequestLabels) {
+        let key = if self.key_labels { labels.key } else { None };
+        self.requests.get_or_create(&RequestLabels { key, ..labels }).inc();
+    }
+
+    /// Notes when the head of an answer was there.
+    pub fn first_byte(&self, route: &str, after: Duration) {
+        self.first_byte.get_or_create(&RouteLabels { route: route.to_owned() }).observe(after.as_secs_f64());
+    }
+
+    /// Notes how long the limiter took.
+    pub fn limiter_took(&self, time: Duration) {
+        self.limiter_seconds.observe(time.as_secs_f64());
+    }
+
+    /// Counts a request on which the store did not decide.
+    pub fn limiter_fault(&self, kind: &'static str) {
+        self.limiter_faults.get_or_create(&FaultLabels { kind }).inc();
+    }
+
+    /// Counts a connection that did not come about.
+    pub fn connection_refused(&self, reason: &'static str) {
+        self.connections_refused.get_or_create(&ReasonLabels { reason }).inc();
+    }
+
+    /// Counts a connection that was ended because its client took too long.
+    pub fn connection_expired(&self, reason: &'static str) {
+        self.connections_expired.get_or_create(&ReasonLabels { reason }).inc();
+    }
+
+    /// The exposition in OpenMetrics' text format.
+    pub fn exposition(&self) -> String {
+        let mut text = String::new();
+        encode(&mut text, &self.registry).expect("writing to a string can't fail");
+        text
+    }
+}
+
+/// A gauge that counts this as long as it lives.
+#[derive(Debug)]
+pub struct Counted(Gauge);
+
+impl Counted {
+    /// One more, until dropped.
+    pub fn new(gauge: &Gauge) -> Self {
+        gauge.inc();
+        Self(gauge.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
