@@ -1,0 +1,223 @@
+//! The hub: the life of one request. The only file that knows the order of the stages.
+
+use std::{convert::Infallible, net::IpAddr, sync::Arc, time::Duration};
+
+use arc_swap::ArcSwap;
+use http_body::Body as _;
+use hyper::{
+    HeaderMap, Method, Request, Response,
+    body::Incoming,
+    header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HeaderValue, RETRY_AFTER},
+    http::request::Parts,
+};
+use jiff::Timestamp;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::{
+    auth,
+    body::{Body, Fixed},
+    config::Bounds,
+    cut::Cut,
+    dialect::ErrorBody,
+    error::Error,
+    exchange::Exchange,
+    forward,
+    headers::{self, REQUEST_ID, X_REQUEST_ID},
+    hygiene,
+    keys::KeyId,
+    limit::{Limiter, Outcome, Verdict},
+    meter::MeteredBody,
+    metrics::Metrics,
+    policy::{Policy, Tier},
+    upload::{Upload, UploadBounds},
+    upstream::{AnswerBody, Upstreams},
+};
+
+/// An early answer waits for so much of the body, so that its client reads it instead of a reset.
+const DRAIN: (u64, Duration) = (32 * 1024 * 1024, Duration::from_secs(5));
+
+/// Strangers may send less before they are cut off.
+const DRAIN_OF_STRANGERS: (u64, Duration) = (256 * 1024, Duration::from_secs(1));
+
+/// A longer id of a request is replaced by one of our own.
+const MAX_REQUEST_ID_BYTES: usize = 128;
+
+/// What all workers share.
+#[derive(Debug)]
+pub struct Shared {
+    /// The snapshot that requests are judged by.
+    pub policy: ArcSwap<Policy>,
+    /// What Prometheus sees.
+    pub metrics: Arc<Metrics>,
+    /// What a client may cost.
+    pub bounds: Bounds,
+}
+
+/// One worker's proxy: what it has for itself, and what it shares.
+#[derive(Debug)]
+pub struct Proxy {
+    /// Shared by the workers.
+    pub shared: Arc<Shared>,
+    /// This worker's limiter.
+    pub limiter: Limiter,
+    /// This worker's connections to upstreams.
+    pub upstreams: Upstreams,
+}
+
+/// What is known of the connection that a request came by.
+#[derive(Clone, Debug)]
+pub struct ConnInfo {
+    /// The client's address.
+    pub client: IpAddr,
+    /// Says who ended it, where that was not the client.
+    pub cut: Cut,
+}
+
+impl Proxy {
+    /// Answers one request. Whatever happens, it is answered, logged and counted once.
+    pub async fn serve(
+        &self,
+        conn: ConnInfo,
+        request: Request<Incoming>,
+    ) -> Result<Response<Body>, Infallible> {
+        let (mut head, incoming) = request.into_parts();
+        let policy = self.shared.policy.load_full();
+        let request_id = request_id(&head);
+        let metrics = self.shared.metrics.clone();
+        let mut exchange =
+            Exchange::begin(metrics, conn.client, conn.cut, head.method.clone(), head.uri.path(), request_id);
+        let upload = Upload::new(incoming, self.upload_bounds());
+        let waits_for_continue = head.headers.contains_key(EXPECT);
+        Ok(match self.handle(&policy, &mut exchange, &mut head, &upload).await {
+            Ok(answer) => pass_on(answer, &policy, exchange),
+            Err(error) => {
+                if !waits_for_continue || upload.has_begun() {
+                    let (most, within) =
+                        if exchange.principal.is_some() { DRAIN } else { DRAIN_OF_STRANGERS };
+                    upload.drain(most, within).await;
+                }
+                refuse(&error, &policy, exchange, head.method == Method::HEAD)
+            }
+        })
+    }
+
+    /// One request, in order. Each stage may refuse; `error.rs` turns the refusal into an answer.
+    async fn handle(
+        &self,
+        policy: &Policy,
+        exchange: &mut Exchange,
+        head: &mut Parts,
+        upload: &Upload,
+    ) -> Result<Response<AnswerBody>, Error> {
+        hygiene::inspect(head)?;
+        let principal = auth::authenticate(&policy.keys, &head.headers, head.uri.query(), Timestamp::now())?;
+        exchange.authenticated(&principal, policy.tier(&principal));
+
+        // Routing and the declared size cost nothing, so what they refuse must not use up the caller's limit.
+        let route = policy.routes.resolve(head.uri.path())?;
+        exchange.routed(&route);
+        self.check_declared_size(upload)?;
+        self.admit(exchange, &principal.key, policy.tier(&principal)).await?;
+
+        let nothing_follows = upload.body().is_end_stream();
+        forward::outgoing(head, &route, &policy.keys, &exchange.request_id, nothing_follows);
+        Ok(self.upstreams.send(&route.target, head.clone(), upload).await?)
+    }
+
+    fn upload_bounds(&self) -> UploadBounds {
+        UploadBounds { size: self.shared.bounds.max_body_size, silence: self.shared.bounds.body_timeout }
+    }
+
+    fn check_declared_size(&self, upload: &Upload) -> Result<(), Error> {
+        let most = self.shared.bounds.max_body_size;
+        match upload.body().size_hint().exact() {
+            Some(declared) if most > 0 && declared > most => Err(Error::TooLarge(most)),
+            _ => Ok(()),
+        }
+    }
+
+    async fn admit(&self, exchange: &mut Exchange, key: &KeyId, tier: &Tier) -> Result<(), Error> {
+        let asked = Instant::now();
+        let ruling = self.limiter.rule(key, &tier.limits).await;
+        exchange.ruled(&ruling, asked.elapsed());
+        match ruling.outcome {
+            Outcome::Uncounted => Ok(()),
+            Outcome::Unavailable => Err(Error::StoreUnavailable),
+            Outcome::Decided(decision) => match decision.verdict {
+                Verdict::Admit => Ok(()),
+                Verdict::Refuse { by, retry_after } => {
+                    Err(Error::Refused { limit: tier.limits[by], by, retry_after })
+                }
+            },
+        }
+    }
+}
+
+/// The upstream's answer on its way to the client, with what the limits say in its head.
+fn pass_on(answer: Response<AnswerBody>, policy: &Policy, mut exchange: Exchange) -> Response<Body> {
+    let (mut head, body) = answer.into_parts();
+    let ids = [X_REQUEST_ID, REQUEST_ID].map(|name| head.headers.get(name).cloned());
+    headers::remove_hop_by_hop(&mut head.headers);
+    headers::keep_streaming(&mut head.headers);
+    head.headers.entry(X_REQUEST_ID).or_insert(exchange.request_id.clone());
+    set_statuses(&mut head.headers, policy, &exchange);
+    head.version = hyper::Version::HTTP_11;
+    exchange.upstream_request_id = ids.into_iter().flatten().next();
+    exchange.answered(head.status, "answered", None);
+    Response::from_parts(head, Body::Upstream(MeteredBody::new(body, exchange)))
+}
+
+/// An answer of our own, in the shape that the caller's SDK understands.
+fn refuse(error: &Error, policy: &Policy, mut exchange: Exchange, without_body: bool) -> Response<Body> {
+    let answer = error.answer();
+    let text = exchange.dialect.error_body(&ErrorBody {
+        status: answer.status.as_u16(),
+        kind: answer.kind,
+        message: &answer.message,
+        request_id: exchange.request_id.to_str().unwrap_or_default(),
+    });
+    let mut response = Response::new(());
+    *response.status_mut() = answer.status;
+    let fields = response.headers_mut();
+    fields.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    fields.insert(CONTENT_LENGTH, text.len().into());
+    fields.insert(X_REQUEST_ID, exchange.request_id.clone());
+    fields.insert(REQUEST_ID, exchange.request_id.clone());
+    match (error, &exchange.principal) {
+        (Error::Refused { by, retry_after, .. }, Some(principal)) => {
+            headers::set_refusal(
+                fields,
+                &policy.tier(principal).field,
+                &exchange.statuses,
+                *by,
+                *retry_after,
+            );
+        }
+        (Error::StoreUnavailable, _) => drop(fields.insert(RETRY_AFTER, HeaderValue::from_static("1"))),
+        _ => set_statuses(fields, policy, &exchange),
+    }
+    exchange.answered(answer.status, answer.outcome, Some(error.to_string()));
+    let body = Fixed::new(if without_body { String::new() } else { text });
+    response.map(|()| Body::Fixed(MeteredBody::new(body, exchange)))
+}
+
+fn set_statuses(fields: &mut HeaderMap, policy: &Policy, exchange: &Exchange) {
+    if let Some(principal) = &exchange.principal {
+        headers::set_statuses(fields, &policy.tier(principal).field, &exchange.statuses);
+    }
+}
+
+/// The client's own id if it is a plain one, else a new one.
+fn request_id(head: &Parts) -> HeaderValue {
+    let is_plain = |value: &&HeaderValue| {
+        value.len() <= MAX_REQUEST_ID_BYTES
+            && !value.is_empty()
+            && value.as_bytes().iter().all(u8::is_ascii_graphic)
+    };
+    match head.headers.get(X_REQUEST_ID).filter(is_plain) {
+        Some(kept) => kept.clone(),
+        None => HeaderValue::try_from(Uuid::new_v4().simple().to_string())
+            .expect("hexadecimal digits are visible ASCII"),
+    }
+}
