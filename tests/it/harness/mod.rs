@@ -1,0 +1,52 @@
+//! The nouns of the tests: an upstream that does as it is told, the proxy before it, Redis, and clients.
+
+mod command;
+mod plain;
+mod proxy;
+pub(crate) mod raw;
+mod redis;
+mod upstream;
+mod wire;
+
+use std::time::Duration;
+
+pub(crate) use self::{
+    command::{Said, pasted, tollgate, tollgate_reading},
+    plain::{Answer, Plain},
+    proxy::{Proxy, ProxyBuilder, key, secret},
+    redis::Redis,
+    upstream::{Gate, Received, Script, Upstream},
+    wire::{Link, Wire},
+};
+
+/// Nothing in a test takes longer on a busy machine. It bounds a hang and decides nothing else.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What still comes of an answer.
+pub(crate) async fn rest_of(answer: &mut reqwest::Response) -> reqwest::Result<String> {
+    let mut rest = String::new();
+    while let Some(chunk) = patiently("the rest of an answer", answer.chunk()).await? {
+        rest.push_str(str::from_utf8(&chunk).unwrap());
+    }
+    Ok(rest)
+}
+
+/// Waits for an event, and fails the test instead of hanging it.
+pub(crate) async fn patiently<T>(what: &str, event: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(PATIENCE, event).await {
+        Ok(value) => value,
+        Err(_) => panic!("{what} did not happen within {PATIENCE:?}"),
+    }
+}
+
+/// One client for each protocol that the proxy speaks.
+pub(crate) fn clients(proxy: &Proxy) -> [(&'static str, reqwest::Client); 2] {
+    [("HTTP/1.1", proxy.client_builder().http1_only().build().unwrap()), ("HTTP/2", proxy.client())]
+}
+
+/// The only value of a header.
+pub(crate) fn header<'a>(answer: &'a reqwest::Response, name: &str) -> &'a str {
+    let values: Vec<_> = answer.headers().get_all(name).iter().collect();
+    assert_eq!(values.len(), 1, "{name} stands once");
+    values[0].to_str().unwrap()
+}

@@ -1,0 +1,27 @@
+//! Tests with real parts: the real binary, real sockets and TLS, a real redis-server, and a scripted LLM server of our
+//! own behind it, for no test may need the internet.
+
+#![expect(clippy::unwrap_used, reason = "what a test can not go on without may end it")]
+
+mod bounds;
+mod client_gone;
+mod commands;
+mod demo;
+mod drain;
+mod edge;
+mod forwarding;
+mod harness;
+mod hygiene;
+mod layering;
+mod limits;
+mod observability;
+mod pool;
+mod readme;
+mod redis_away;
+mod reload;
+mod secrets;
+mod store;
+mod streaming;
+mod timers;
+mod uploads;
+mod upstream_faults;
