@@ -99,8 +99,8 @@ impl Exchange {
         self.dialect = route.target.dialect.unwrap_or(self.dialect);
     }
 
-    /// Notes the limiter's word and how long it took.
-    pub fn ruled(&mut self, ruling: &Ruling, took: Duration) {
+    /// Notes the limiter's word on a caller of this tier, and how long it took.
+    pub fn ruled(&mut self, tier: &Tier, ruling: &Ruling, took: Duration) {
         self.metrics.limiter_took(took);
         if let Some(kind) = ruling.fault {
             self.metrics.limiter_fault(kind.label());
@@ -115,6 +115,21 @@ impl Exchange {
         };
         if let Outcome::Decided(decision) = &ruling.outcome {
             self.statuses.clone_from(&decision.statuses);
+            if decision.verdict == Verdict::Admit {
+                self.warn_of_limits(tier);
+            }
+        }
+    }
+
+    /// Counts what an operator wants to know before callers are refused.
+    fn warn_of_limits(&self, tier: &Tier) {
+        for (status, name) in self.statuses.iter().zip(tier.field.names()) {
+            if status.over {
+                self.metrics.over_unenforced_limit(&tier.name, name);
+            }
+            if status.is_nearly_used_up() {
+                self.metrics.near_limit(&tier.name, name);
+            }
         }
     }
 

@@ -167,6 +167,11 @@ impl PolicyField {
         Self { value: HeaderValue::try_from(value).expect("names and numbers are visible ASCII"), names }
     }
 
+    /// The names of the limits, in their order: for metrics too.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
     fn remaining(&self, statuses: &[Status]) -> Option<HeaderValue> {
         let items = self.names.iter().zip(statuses).map(|(name, status)| {
             format!("\"{name}\";r={};t={}", status.remaining, whole_seconds(status.reset_after))
@@ -176,8 +181,9 @@ impl PolicyField {
 }
 
 fn name(limit: &Limit) -> String {
-    let suffix = if limit.count_refused { "-attempts" } else { "" };
-    format!("{}{suffix}", limit.window)
+    let attempts = if limit.count_refused { "-attempts" } else { "" };
+    let shadow = if limit.enforce { "" } else { "-shadow" };
+    format!("{}{attempts}{shadow}", limit.window)
 }
 
 #[cfg(test)]
@@ -189,11 +195,11 @@ mod tests {
 
     fn limit(requests: u32, window: Duration) -> Limit {
         let requests = NonZeroU32::new(requests).unwrap();
-        Limit { requests, window: Window::new(window).unwrap(), count_refused: false }
+        Limit::new(requests, Window::new(window).unwrap())
     }
 
     fn status(limit: u32, remaining: u32, reset_millis: u64) -> Status {
-        Status { limit, remaining, reset_after: Duration::from_millis(reset_millis) }
+        Status { limit, remaining, reset_after: Duration::from_millis(reset_millis), over: false }
     }
 
     fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> &'a str {

@@ -17,6 +17,8 @@ pub struct Metrics {
     first_byte: Family<RouteLabels, Histogram>,
     limiter_seconds: Histogram,
     limiter_faults: Family<FaultLabels, Counter>,
+    near_limit: Family<LimitLabels, Counter>,
+    over_unenforced_limit: Family<LimitLabels, Counter>,
     /// Requests whose answer has not ended.
     pub in_flight: Gauge,
     /// Open client connections.
@@ -48,6 +50,12 @@ struct RouteLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct LimitLabels {
+    tier: String,
+    limit: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct FaultLabels {
     kind: &'static str,
 }
@@ -72,6 +80,8 @@ impl Metrics {
             first_byte,
             limiter_seconds,
             limiter_faults: Family::default(),
+            near_limit: Family::default(),
+            over_unenforced_limit: Family::default(),
             in_flight: Gauge::default(),
             connections: Gauge::default(),
             connections_refused: Family::default(),
@@ -114,6 +124,16 @@ impl Metrics {
             "Requests on which the store did not decide",
             self.limiter_faults.clone(),
         );
+        registry.register(
+            "near_limit",
+            "Admitted requests after which 80 % of a limit or more are used",
+            self.near_limit.clone(),
+        );
+        registry.register(
+            "over_unenforced_limit",
+            "Requests admitted only because the limit is not enforced",
+            self.over_unenforced_limit.clone(),
+        );
         registry.register("limiter_store_up", "Whether the limiter's store decides", self.store_up.clone());
         registry.register("connections", "Open client connections", self.connections.clone());
         registry.register(
@@ -147,6 +167,17 @@ impl Metrics {
     /// Counts a request on which the store did not decide.
     pub fn limiter_fault(&self, kind: &'static str) {
         self.limiter_faults.get_or_create(&FaultLabels { kind }).inc();
+    }
+
+    /// Counts an admitted request after which four fifths of a limit or more are used.
+    pub fn near_limit(&self, tier: &str, limit: &str) {
+        self.near_limit.get_or_create(&LimitLabels { tier: tier.to_owned(), limit: limit.to_owned() }).inc();
+    }
+
+    /// Counts a request that was admitted only because the limit is not enforced.
+    pub fn over_unenforced_limit(&self, tier: &str, limit: &str) {
+        let labels = LimitLabels { tier: tier.to_owned(), limit: limit.to_owned() };
+        self.over_unenforced_limit.get_or_create(&labels).inc();
     }
 
     /// Counts a connection that did not come about.

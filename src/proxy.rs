@@ -140,7 +140,7 @@ impl Proxy {
     async fn admit(&self, exchange: &mut Exchange, key: &KeyId, tier: &Tier) -> Result<(), Error> {
         let asked = Instant::now();
         let ruling = self.limiter.rule(key, &tier.limits).await;
-        exchange.ruled(&ruling, asked.elapsed());
+        exchange.ruled(tier, &ruling, asked.elapsed());
         match ruling.outcome {
             Outcome::Uncounted => Ok(()),
             Outcome::Unavailable => Err(Error::StoreUnavailable),

@@ -52,9 +52,10 @@ fn limits(field: Field<'_>) -> Option<Vec<Limit>> {
     Some(field.tables()?.into_iter().filter_map(|table| limit(table, &mut windows)).collect())
 }
 
-fn limit(mut table: TableReader<'_>, windows: &mut Unique<(Window, bool)>) -> Option<Limit> {
+fn limit(mut table: TableReader<'_>, windows: &mut Unique<(Window, bool, bool)>) -> Option<Limit> {
     let unsupported = ["tokens", "concurrent"].map(|kind| table.refuse(kind, UNSUPPORTED)).contains(&true);
     let count_refused = table.read("count_refused", Field::flag).unwrap_or(false);
+    let enforce = table.read("enforce", Field::flag).unwrap_or(true);
     let (requests, per) = if unsupported {
         (table.read("requests", requests), table.field("per"))
     } else {
@@ -65,10 +66,10 @@ fn limit(mut table: TableReader<'_>, windows: &mut Unique<(Window, bool)>) -> Op
     };
     let window = per.and_then(window);
     if let (Some(field), Some(window), false) = (per, window, unsupported) {
-        windows.claim((window, count_refused), field);
+        windows.claim((window, count_refused, enforce), field);
     }
     table.finish();
-    Some(Limit { requests: requests?, window: window?, count_refused })
+    Some(Limit { requests: requests?, window: window?, count_refused, enforce })
 }
 
 fn requests(field: Field<'_>) -> Option<NonZeroU32> {

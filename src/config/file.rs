@@ -14,11 +14,13 @@ use super::{
     table::TableReader,
     upstreams,
 };
+use crate::limit::LogKind;
 
 const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V6(Ipv6Addr::UNSPECIFIED), 8443);
 const DEFAULT_ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9090);
 
 const STORES: [(&str, bool); 2] = [("memory", false), ("redis", true)];
+const LOG_KINDS: [(&str, LogKind); 2] = [("sorted-set", LogKind::SortedSet), ("list", LogKind::List)];
 const FAILURE_POLICIES: [(&str, OnStoreFailure); 3] =
     [("allow", OnStoreFailure::Allow), ("deny", OnStoreFailure::Deny), ("local", OnStoreFailure::Local)];
 const LOG_FORMATS: [(&str, LogFormat); 2] = [("text", LogFormat::Text), ("json", LogFormat::Json)];
@@ -157,8 +159,9 @@ fn redis(mut table: TableReader<'_>, in_use: bool) -> Option<Redis> {
     } else {
         table.read("url", read_url)
     };
+    let log = table.read("log", |field| field.choice(&LOG_KINDS));
     table.finish();
-    Some(Redis { url: url?, timeout })
+    Some(Redis { url: url?, log, timeout })
 }
 
 /// Only the scheme is looked at: the rest is the client's to understand, and holds a password.

@@ -33,7 +33,7 @@ use self::{
 use crate::{
     dialect::Dialect,
     keys::{KeyHash, KeyId},
-    limit::Limit,
+    limit::{Limit, LogKind},
 };
 
 /// Reads the configuration file, with this process' environment.
@@ -178,6 +178,8 @@ pub enum Store {
 pub struct Redis {
     /// `url`: `redis://`, or `redis+unix://` for a socket. It may hold a password, so it is never shown.
     pub url: String,
+    /// `log`: `sorted-set` or `list`; nothing: a list where a limit is above 1000.
+    pub log: Option<LogKind>,
     /// `timeout`: the deadline of a decision, after which `on_store_failure` decides. Default 50 ms.
     pub timeout: Duration,
 }

@@ -87,11 +87,11 @@ mod tests {
 
     fn limits(requests: u32, count_refused: bool) -> [Limit; 1] {
         let requests = NonZeroU32::new(requests).unwrap();
-        [Limit { requests, window: Window::new(Duration::from_secs(60)).unwrap(), count_refused }]
+        [Limit { count_refused, ..Limit::new(requests, Window::new(Duration::from_secs(60)).unwrap()) }]
     }
 
     fn refusal(retry_after: Duration) -> Decision {
-        let status = Status { limit: 5, remaining: 0, reset_after: retry_after };
+        let status = Status { limit: 5, remaining: 0, reset_after: retry_after, over: false };
         Decision { statuses: vec![status], verdict: Verdict::Refuse { by: 0, retry_after } }
     }
 

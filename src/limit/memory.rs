@@ -101,7 +101,7 @@ mod tests {
 
     fn limits(requests: u32) -> [Limit; 1] {
         let window = Window::new(Duration::from_secs(1)).unwrap();
-        [Limit { requests: NonZeroU32::new(requests).unwrap(), window, count_refused: false }]
+        [Limit::new(NonZeroU32::new(requests).unwrap(), window)]
     }
 
     #[test]

@@ -25,12 +25,19 @@ pub struct Limit {
     pub window: Window,
     /// Record refused attempts too: a caller that hammers stays out until it pauses.
     pub count_refused: bool,
+    /// Refuse what is over it. A limit that is not enforced decides, counts and shows, and lets everything pass.
+    pub enforce: bool,
 }
 
 impl Limit {
+    /// An ordinary limit.
+    pub fn new(requests: NonZeroU32, window: Window) -> Self {
+        Self { requests, window, count_refused: false, enforce: true }
+    }
+
     /// What a probe of the store asks for.
     fn probe() -> Self {
-        Self { requests: NonZeroU32::MIN, window: Window(Duration::from_millis(1)), count_refused: false }
+        Self::new(NonZeroU32::MIN, Window(Duration::from_millis(1)))
     }
 
     /// This process' part of the limit, where `replicas` processes each count alone. Rounded up, so that a small limit
@@ -38,6 +45,26 @@ impl Limit {
     fn share(self, replicas: NonZeroU32) -> Self {
         let share = self.requests.get().div_ceil(replicas.get());
         Self { requests: NonZeroU32::new(share).unwrap_or(NonZeroU32::MIN), ..self }
+    }
+}
+
+/// How a log is kept in Redis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogKind {
+    /// A sorted set. A request whose answer was lost can be repeated and counts once.
+    SortedSet,
+    /// A list of times, which costs a tenth of the memory. A request whose answer was lost can't be repeated.
+    List,
+}
+
+impl LogKind {
+    /// Past this number of entries the memory of a sorted set is worth more than its repetitions.
+    const MOST_IN_A_SORTED_SET: u32 = 1000;
+
+    /// What fits limits of this size.
+    pub fn fit_for(limits: &[Limit]) -> Self {
+        let most = limits.iter().map(|limit| limit.requests.get()).max().unwrap_or(0);
+        if most > Self::MOST_IN_A_SORTED_SET { Self::List } else { Self::SortedSet }
     }
 }
 
@@ -88,6 +115,16 @@ pub struct Status {
     pub remaining: u32,
     /// Time until more is left than now. Zero where nothing is used.
     pub reset_after: Duration,
+    /// The request was admitted only because this limit is not enforced.
+    pub over: bool,
+}
+
+impl Status {
+    /// Whether four fifths or more are used.
+    pub fn is_nearly_used_up(&self) -> bool {
+        let used = u64::from(self.limit - self.remaining.min(self.limit));
+        used * 5 >= u64::from(self.limit) * 4
+    }
 }
 
 /// The answer of a store: one status for each limit, in the order of the limits, and the verdict.

@@ -51,13 +51,15 @@ impl Log {
     }
 
     fn status(&self, limit: &Limit, now: Micros, admitted: bool) -> Status {
-        let remaining = limit.allowed().saturating_sub(self.used(limit, now));
+        let used = self.used(limit, now);
+        let remaining = limit.allowed().saturating_sub(used);
         let oldest_leaves = self.until_gone(self.first_inside(limit, now), limit, now);
         let wait = if admitted { Duration::ZERO } else { self.wait(limit, now) };
         Status {
             limit: limit.requests.get(),
             remaining: remaining as u32,
             reset_after: wait.max(oldest_leaves),
+            over: admitted && !limit.enforce && used > limit.allowed(),
         }
     }
 }
@@ -77,7 +79,8 @@ impl Logs {
         let now = latest.map_or(now, |newest| now.max(*newest));
         self.admitted.prune(now, longest_window(limits, false));
         self.attempted.prune(now, longest_window(limits, true));
-        let admitted = limits.iter().all(|limit| self.log_of(limit).used(limit, now) < limit.allowed());
+        let has_room = |limit: &Limit| self.log_of(limit).used(limit, now) < limit.allowed();
+        let admitted = limits.iter().filter(|limit| limit.enforce).all(has_room);
         self.record(limits, now, admitted);
         let statuses = limits.iter().map(|limit| self.log_of(limit).status(limit, now, admitted)).collect();
         let verdict = if admitted { Verdict::Admit } else { self.refusal(limits, now) };
@@ -97,10 +100,12 @@ impl Logs {
     fn record(&mut self, limits: &[Limit], now: Micros, admitted: bool) {
         if admitted && limits.iter().any(|limit| !limit.count_refused) {
             self.admitted.0.push_back(now);
+            if let most @ 1.. = most_admissions(limits) {
+                self.admitted.truncate(most as usize);
+            }
         }
         if let most @ 1.. = most_attempts(limits) {
             self.attempted.0.push_back(now);
-            // Older attempts than these can't change any answer, and a hammering caller must not cost memory.
             self.attempted.truncate(most as usize);
         }
     }
@@ -109,6 +114,7 @@ impl Logs {
     /// that counts it.
     fn refusal(&self, limits: &[Limit], now: Micros) -> Verdict {
         let waits = limits.iter().map(|limit| self.log_of(limit).wait(limit, now)).enumerate();
+        let waits = waits.filter(|(by, _)| limits[*by].enforce);
         let (by, retry_after) = waits.max_by_key(|(_, wait)| *wait).unwrap_or_default();
         Verdict::Refuse { by, retry_after }
     }
@@ -121,9 +127,21 @@ pub fn longest_window(limits: &[Limit], count_refused: bool) -> u64 {
     windows.max().unwrap_or(0)
 }
 
-/// The largest number that a limit which counts refusals allows: so many attempts are worth keeping. 0: there is none.
+/// So many of the newest attempts are kept: older ones can't change any answer. One more than the largest number that a
+/// counting limit allows tells a limit that is full from one that is exceeded. 0: there is no such limit.
 pub fn most_attempts(limits: &[Limit]) -> u32 {
-    limits.iter().filter(|limit| limit.count_refused).map(|limit| limit.requests.get()).max().unwrap_or(0)
+    most_needed(limits.iter().filter(|limit| limit.count_refused))
+}
+
+/// So many of the newest admissions are kept where a limit that is not enforced leaves their number open, likewise.
+/// 0: all that a window holds.
+pub fn most_admissions(limits: &[Limit]) -> u32 {
+    let plain = || limits.iter().filter(|limit| !limit.count_refused);
+    if plain().all(|limit| limit.enforce) { 0 } else { most_needed(plain()) }
+}
+
+fn most_needed<'a>(limits: impl Iterator<Item = &'a Limit>) -> u32 {
+    limits.map(|limit| limit.requests.get().saturating_add(1)).max().unwrap_or(0)
 }
 
 impl Limit {
@@ -142,11 +160,8 @@ mod tests {
     use crate::limit::Window;
 
     fn limit(requests: u32, window_micros: u64, count_refused: bool) -> Limit {
-        Limit {
-            requests: NonZeroU32::new(requests).unwrap(),
-            window: Window::new(Duration::from_micros(window_micros)).unwrap(),
-            count_refused,
-        }
+        let window = Window::new(Duration::from_micros(window_micros)).unwrap();
+        Limit { count_refused, ..Limit::new(NonZeroU32::new(requests).unwrap(), window) }
     }
 
     /// What the limiter promises, in the plainest words: it keeps everything for ever and counts from scratch.
@@ -231,7 +246,7 @@ mod tests {
         #[test]
         fn no_more_is_kept_than_the_largest_limit(limits in limits(), gaps in prop::collection::vec(0..50_u64, 200)) {
             let (mut logs, mut now) = (Logs::default(), 1_000_000);
-            let most = limits.iter().map(|limit| limit.requests.get() as usize).max().unwrap();
+            let most = limits.iter().map(|limit| limit.requests.get() as usize + 1).max().unwrap();
             for gap in gaps {
                 now += gap;
                 logs.decide(&limits, now);

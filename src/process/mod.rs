@@ -195,7 +195,7 @@ fn limiters(
     let limiter = || match &config.store {
         Store::Memory => Ok(Limiter::Memory(memory.clone())),
         Store::Redis(redis) => {
-            let store = RedisStore::new(&redis.url, redis.timeout, breaker.clone())?;
+            let store = RedisStore::new(&redis.url, redis.timeout, redis.log, breaker.clone())?;
             let fallback = match config.on_store_failure {
                 OnStoreFailure::Allow => Fallback::Allow,
                 OnStoreFailure::Deny => Fallback::Deny,

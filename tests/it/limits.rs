@@ -95,3 +95,20 @@ async fn two_proxies_and_one_redis_admit_exactly_the_limit() {
     assert_eq!(remaining, (0..100).collect::<Vec<_>>(), "each answer tells of its own decision");
     assert_eq!(upstream.received().len(), 100, "a refusal costs the upstream nothing");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_is_tried_out_without_refusing_anybody() {
+    let upstream = Upstream::ok().await;
+    let limits = r#"{ requests = 10, per = "1h" }, { requests = 4, per = "1h", enforce = false }"#;
+    let proxy = ProxyBuilder::before(&upstream).tier("alice", limits).start().await;
+    let client = proxy.client();
+    for _ in 0..6 {
+        let answer = proxy.chat(&client, "alice").send().await.unwrap();
+        assert_eq!(answer.status(), StatusCode::OK);
+        assert_eq!(answer.headers()["ratelimit-policy"], r#""1h";q=10;w=3600, "1h-shadow";q=4;w=3600"#);
+    }
+    let over = r#"tollgate_over_unenforced_limit_total{tier="alice",limit="1h-shadow"}"#;
+    assert_eq!(proxy.metric(over).await, 2.0);
+    let near = r#"tollgate_near_limit_total{tier="alice",limit="1h-shadow"}"#;
+    assert_eq!(proxy.metric(near).await, 3.0, "from the fourth request on");
+}

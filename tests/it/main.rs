@@ -19,6 +19,7 @@ mod pool;
 mod readme;
 mod redis_away;
 mod reload;
+mod script;
 mod secrets;
 mod store;
 mod streaming;

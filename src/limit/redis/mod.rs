@@ -1,31 +1,32 @@
 //! The store that replicas share: one script in Redis decides and records, in one round trip.
 
 mod link;
+mod queue;
+pub mod script;
 
 use std::{
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
 use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value, aio::MultiplexedConnection};
 use tokio::time::Instant;
-use uuid::Uuid;
 
-use self::link::Link;
+use self::{
+    link::Link,
+    queue::{Place, Queues},
+    script::Call,
+};
 use super::{
-    Decision, Limit, Status, Verdict,
+    Decision, Limit, LogKind,
     breaker::{Breaker, Change},
     denied::Denied,
     fault::{Fault, FaultKind},
-    window::{longest_window, most_attempts},
 };
 use crate::keys::KeyId;
-
-/// The script. Its contract stands at its top.
-pub const SCRIPT: &str = include_str!("sliding_window.lua");
 
 /// How often a store that was given up is tried again. Recovery takes at most this and one call.
 const PROBE_INTERVAL: Duration = Duration::from_millis(250);
@@ -45,10 +46,12 @@ pub struct RedisStore(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     link: Link,
-    script: redis::Script,
+    /// Where nothing is said, the limits decide.
+    log: Option<LogKind>,
     timeout: Duration,
     breaker: Arc<Breaker>,
     denied: Denied,
+    queues: Queues,
     began: Instant,
     /// Whole seconds after `began`, plus one.
     complained_at: AtomicU64,
@@ -56,40 +59,82 @@ struct Inner {
 
 impl RedisStore {
     /// A store that connects when it is first asked. Every answer comes within `timeout`.
-    pub fn new(url: &str, timeout: Duration, breaker: Arc<Breaker>) -> Result<Self, InvalidUrl> {
+    pub fn new(
+        url: &str,
+        timeout: Duration,
+        log: Option<LogKind>,
+        breaker: Arc<Breaker>,
+    ) -> Result<Self, InvalidUrl> {
         // redis-rs' messages name what is wrong with the URL, never the URL, which may hold a password.
         let link = Link::new(url).map_err(|error| InvalidUrl(error.to_string()))?;
-        let script = redis::Script::new(SCRIPT);
-        let (began, complained_at) = (Instant::now(), AtomicU64::new(0));
         Ok(Self(Arc::new(Inner {
             link,
-            script,
+            log,
             timeout,
             breaker,
             denied: Denied::default(),
-            began,
-            complained_at,
+            queues: Queues::default(),
+            began: Instant::now(),
+            complained_at: AtomicU64::new(0),
         })))
     }
 
     /// Decides on one request of `key` and records it. What is known to be refused is refused without asking.
     pub async fn decide(&self, key: &KeyId, limits: &[Limit]) -> Result<Decision, Fault> {
-        let asked = Instant::now();
-        if let Some(refusal) = self.0.denied.recall(key, limits, asked) {
+        if let Some(refusal) = self.0.denied.recall(key, limits, Instant::now()) {
             return Ok(refusal);
         }
         if self.0.breaker.is_open() {
             return Err(Fault::from(FaultKind::BreakerOpen));
         }
-        let answer = self.within_deadline(&Call::new(key.as_str(), limits)).await;
+        match self.0.queues.enter(key, limits) {
+            Place::Alone => self.ask_for_one(key, limits).await,
+            Place::First => {
+                let _turn = Turn { store: self, key };
+                self.ask_for_one(key, limits).await
+            }
+            Place::Waiting(answer) => match tokio::time::timeout(self.0.timeout, answer).await {
+                Ok(Ok(answer)) => answer,
+                Ok(Err(_)) => Err(Fault::from(FaultKind::Disconnected)),
+                Err(_elapsed) => Err(Fault::from(FaultKind::Timeout)),
+            },
+        }
+    }
+
+    async fn ask_for_one(&self, key: &KeyId, limits: &[Limit]) -> Result<Decision, Fault> {
+        let mut decisions = self.ask(key, limits, 1).await?;
+        decisions.pop().ok_or_else(|| Fault::from(FaultKind::BadReply))
+    }
+
+    /// Asks about so many requests at once, and takes note of how that went.
+    async fn ask(&self, key: &KeyId, limits: &[Limit], requests: usize) -> Result<Vec<Decision>, Fault> {
+        let asked = Instant::now();
+        let answer = self.within_deadline(key.as_str(), limits, requests).await;
         match &answer {
-            Ok(decision) => {
+            Ok(decisions) => {
                 self.0.breaker.succeeded();
-                self.0.denied.remember(key, limits, asked, decision);
+                // The first ones are admitted, so the last one tells whether there is more room.
+                decisions.iter().last().inspect(|last| self.0.denied.remember(key, limits, asked, last));
             }
             Err(fault) => self.note(key, fault),
         }
         answer
+    }
+
+    /// Asks for all who wait, until nobody does.
+    async fn serve_queue(self, key: KeyId) {
+        while let Some((limits, waiting)) = self.0.queues.next(&key) {
+            match self.ask(&key, &limits, waiting.len()).await {
+                // Whoever has left in the meantime has left a place that stays taken until it leaves the window.
+                Ok(decisions) => {
+                    waiting
+                        .into_iter()
+                        .zip(decisions)
+                        .for_each(|(answer, decision)| drop(answer.send(Ok(decision))));
+                }
+                Err(fault) => waiting.into_iter().for_each(|answer| drop(answer.send(Err(fault.clone())))),
+            }
+        }
     }
 
     fn note(&self, key: &KeyId, fault: &Fault) {
@@ -100,21 +145,31 @@ impl RedisStore {
         }
     }
 
-    async fn within_deadline(&self, call: &Call<'_>) -> Result<Decision, Fault> {
-        let answer = tokio::time::timeout(self.0.timeout, self.run(call)).await;
+    async fn within_deadline(
+        &self,
+        key_id: &str,
+        limits: &[Limit],
+        requests: usize,
+    ) -> Result<Vec<Decision>, Fault> {
+        let kind = self.0.log.unwrap_or_else(|| LogKind::fit_for(limits));
+        let call = Call::new(key_id, kind, limits, requests);
+        let answer = tokio::time::timeout(self.0.timeout, self.run(kind, &call)).await;
         answer.unwrap_or_else(|_elapsed| Err(Fault::from(FaultKind::Timeout)))
     }
 
-    /// Runs the script. A lost answer may mean a recorded request, so the repetition carries the same member, which
-    /// the script counts once. Nothing else is repeated but what provably did not run.
-    async fn run(&self, call: &Call<'_>) -> Result<Decision, Fault> {
+    /// Runs the script. A lost answer may mean recorded requests, so the repetition carries the same members, which a
+    /// sorted set counts once. A list knows no members, and nothing else is repeated but what provably did not run.
+    async fn run(&self, kind: LogKind, call: &Call<'_>) -> Result<Vec<Decision>, Fault> {
         let epoch = self.0.breaker.epoch();
         let (generation, mut connection) = self.0.link.connection(epoch).await?;
-        match self.evaluate(&mut connection, call, false).await {
+        match evaluate(&mut connection, kind, call, false).await {
             Err(error) if error.is_connection_dropped() => {
                 self.0.link.discard(generation);
+                if kind == LogKind::List {
+                    return Err(error.into());
+                }
                 let (_, mut connection) = self.0.link.connection(epoch).await?;
-                Ok(self.evaluate(&mut connection, call, true).await?)
+                Ok(evaluate(&mut connection, kind, call, true).await?)
             }
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) => {
                 // The server was demoted. A new connection may reach the new primary.
@@ -123,23 +178,6 @@ impl RedisStore {
             }
             answer => Ok(answer?),
         }
-    }
-
-    /// Scripts can vanish from a server at any time. Whole, this one is as good as by its hash.
-    async fn evaluate(
-        &self,
-        connection: &mut MultiplexedConnection,
-        call: &Call<'_>,
-        repeated: bool,
-    ) -> Result<Decision, RedisError> {
-        let by_hash = call.command("EVALSHA", self.0.script.get_hash(), repeated);
-        let reply = match send(connection, &by_hash).await {
-            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                send(connection, &call.command("EVAL", SCRIPT, repeated)).await?
-            }
-            reply => reply?,
-        };
-        parse(reply, call.limits)
     }
 
     /// Tells of a fault that is no outage, but not for every request that meets it.
@@ -165,7 +203,7 @@ impl RedisStore {
         loop {
             tokio::time::sleep(PROBE_INTERVAL).await;
             self.0.breaker.renew_epoch();
-            match self.within_deadline(&Call::new("~probe", &limits)).await {
+            match self.within_deadline("~probe", &limits, 1).await {
                 Ok(_) => break,
                 Err(fault) => tracing::debug!(%fault, "Redis still does not decide"),
             }
@@ -175,70 +213,42 @@ impl RedisStore {
     }
 }
 
+/// The first one of a queue. However it ends, those who came meanwhile are seen to.
+struct Turn<'a> {
+    store: &'a RedisStore,
+    key: &'a KeyId,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if self.store.0.queues.has_waiting(self.key) {
+            tokio::spawn(self.store.clone().serve_queue(self.key.clone()));
+        }
+    }
+}
+
+/// Scripts can vanish from a server at any time. Whole, this one is as good as by its hash.
+async fn evaluate(
+    connection: &mut MultiplexedConnection,
+    kind: LogKind,
+    call: &Call<'_>,
+    repeated: bool,
+) -> Result<Vec<Decision>, RedisError> {
+    let by_hash = call.command("EVALSHA", script::hash(kind), repeated);
+    let reply = match send(connection, &by_hash).await {
+        Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
+            send(connection, &call.command("EVAL", script::source(kind), repeated)).await?
+        }
+        reply => reply?,
+    };
+    let numbers: Vec<i64> = redis::from_redis_value(reply)?;
+    let wrong = || (ErrorKind::UnexpectedReturnType, "the script's reply has another form").into();
+    call.decisions(&numbers).ok_or_else(wrong)
+}
+
 /// redis-rs hands a server's error out as a value.
 async fn send(connection: &mut MultiplexedConnection, command: &Cmd) -> Result<Value, RedisError> {
     connection.send_packed_command(command).await?.extract_error()
-}
-
-/// One call of the script, able to be sent again as the same request.
-struct Call<'a> {
-    admitted_log: String,
-    attempted_log: String,
-    member: String,
-    limits: &'a [Limit],
-}
-
-impl<'a> Call<'a> {
-    /// The caller's keys share a hash tag, so that a cluster serves them from one slot; `1` is the format's version.
-    fn new(key_id: &str, limits: &'a [Limit]) -> Self {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self {
-            admitted_log: format!("ratelimit:{{{key_id}}}:1:admitted"),
-            attempted_log: format!("ratelimit:{{{key_id}}}:1:attempted"),
-            member: format!("{}:{:08x}", now.as_micros(), Uuid::new_v4().as_fields().0),
-            limits,
-        }
-    }
-
-    fn command(&self, name: &str, script: &str, repeated: bool) -> Cmd {
-        let mut command = redis::cmd(name);
-        command.arg(script).arg(2).arg(&self.admitted_log).arg(&self.attempted_log);
-        command.arg(&self.member).arg(u8::from(repeated));
-        for number in arguments(self.limits) {
-            command.arg(number);
-        }
-        command
-    }
-}
-
-/// What the script is told of the limits, from its third argument on.
-pub fn arguments(limits: &[Limit]) -> impl Iterator<Item = u64> {
-    let of_logs = [longest_window(limits, false), longest_window(limits, true), most_attempts(limits).into()];
-    let of_limit =
-        |limit: &Limit| [limit.requests.get().into(), limit.window.micros(), limit.count_refused.into()];
-    of_logs.into_iter().chain(limits.iter().flat_map(of_limit))
-}
-
-/// Reads the script's reply: `{admitted, remaining, reset, wait, …}`, three numbers a limit.
-fn parse(reply: Value, limits: &[Limit]) -> Result<Decision, RedisError> {
-    let numbers: Vec<i64> = redis::from_redis_value(reply)?;
-    let (Some((admitted, rest)), true) = (numbers.split_first(), numbers.len() == 1 + 3 * limits.len())
-    else {
-        return Err((ErrorKind::UnexpectedReturnType, "the script's reply has the wrong length").into());
-    };
-    let micros = |n: i64| Duration::from_micros(n.max(0) as u64);
-    let triples = || rest.chunks_exact(3).zip(limits);
-    let statuses = triples()
-        .map(|(numbers, limit)| Status {
-            limit: limit.requests.get(),
-            remaining: u32::try_from(numbers[0].max(0)).unwrap_or(u32::MAX),
-            reset_after: micros(numbers[1]),
-        })
-        .collect();
-    let waits = triples().map(|(numbers, _)| micros(numbers[2])).enumerate();
-    let (by, retry_after) = waits.max_by_key(|(_, wait)| *wait).unwrap_or_default();
-    let verdict = if *admitted == 1 { Verdict::Admit } else { Verdict::Refuse { by, retry_after } };
-    Ok(Decision { statuses, verdict })
 }
 
 impl From<RedisError> for Fault {

@@ -40,12 +40,19 @@ impl Redis {
         client.get_connection_with_timeout(Duration::from_secs(10)).unwrap()
     }
 
-    /// Every key and everything in it, as text.
+    /// Every key and everything in it: the members of a sorted set and their scores, or the times of a list, newest first.
     pub(crate) fn dump(&self) -> Vec<(String, Vec<(String, f64)>)> {
         let mut connection = self.connection();
         let keys: Vec<String> = connection.keys("*").unwrap();
         let entries = keys.into_iter().map(|key| {
-            let members = connection.zrange_withscores(&key, 0, -1).unwrap();
+            let kind: String = redis::cmd("TYPE").arg(&key).query(&mut connection).unwrap();
+            let members = match &*kind {
+                "list" => {
+                    let times: Vec<String> = connection.lrange(&key, 0, -1).unwrap();
+                    times.into_iter().map(|time| (time.clone(), time.parse().unwrap())).collect()
+                }
+                _ => connection.zrange_withscores(&key, 0, -1).unwrap(),
+            };
             (key, members)
         });
         entries.collect()
