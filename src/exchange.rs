@@ -11,7 +11,7 @@ use crate::{
     cut::{Cut, Reason},
     dialect::Dialect,
     limit::{Outcome, Ruling, Status, Verdict},
-    metrics::{Counted, Metrics, RequestLabels},
+    metrics::{Counted, Metrics, Name, RequestLabels},
     policy::Tier,
     route::Route,
     upstream::AnswerError,
@@ -138,7 +138,7 @@ impl Exchange {
         let after = self.started.elapsed();
         (self.status, self.outcome, self.reason) = (Some(status), outcome, reason);
         self.first_byte = Some(after);
-        if let Some(route) = self.route.as_deref() {
+        if let Some(route) = &self.route {
             self.metrics.first_byte(route, after);
         }
     }
@@ -166,9 +166,9 @@ impl Exchange {
     fn end(&mut self, ending: &'static str) {
         self.ended = true;
         let labels = RequestLabels {
-            route: self.route.as_deref().unwrap_or_default().to_owned(),
-            tier: self.tier.as_deref().unwrap_or_default().to_owned(),
-            key: self.key().map(str::to_owned),
+            route: Name(self.route.clone()),
+            tier: Name(self.tier.clone()),
+            key: Name(self.principal.as_ref().map(|principal| principal.key.name())),
             outcome: self.outcome,
             status: self.status.map_or(0, |status| status.as_u16()),
         };

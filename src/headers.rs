@@ -1,6 +1,6 @@
 //! The header fields that Tollgate removes and sets. All names stand in one table here. Pure.
 
-use std::time::Duration;
+use std::{fmt::Write as _, time::Duration};
 
 use hyper::{
     HeaderMap,
@@ -173,10 +173,13 @@ impl PolicyField {
     }
 
     fn remaining(&self, statuses: &[Status]) -> Option<HeaderValue> {
-        let items = self.names.iter().zip(statuses).map(|(name, status)| {
-            format!("\"{name}\";r={};t={}", status.remaining, whole_seconds(status.reset_after))
-        });
-        HeaderValue::try_from(items.collect::<Vec<_>>().join(", ")).ok()
+        let mut text = String::with_capacity(32 * statuses.len());
+        for (name, status) in self.names.iter().zip(statuses) {
+            let separator = if text.is_empty() { "" } else { ", " };
+            let (remaining, reset) = (status.remaining, whole_seconds(status.reset_after));
+            write!(text, "{separator}\"{name}\";r={remaining};t={reset}").ok()?;
+        }
+        HeaderValue::try_from(text).ok()
     }
 }
 

@@ -91,6 +91,11 @@ pub struct KeyId(Arc<str>);
 pub struct InvalidKeyId;
 
 impl KeyId {
+    /// The id, shared.
+    pub fn name(&self) -> Arc<str> {
+        self.0.clone()
+    }
+
     /// The id as text.
     pub fn as_str(&self) -> &str {
         &self.0

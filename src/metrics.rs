@@ -1,9 +1,9 @@
 //! What Prometheus gets to see. Labels come from the configuration and from fixed lists, never from a request.
 
-use std::time::Duration;
+use std::{fmt, sync::Arc, time::Duration};
 
 use prometheus_client::{
-    encoding::{EncodeLabelSet, text::encode},
+    encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder, text::encode},
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram, info::Info},
     registry::{Registry, Unit},
 };
@@ -32,12 +32,12 @@ pub struct Metrics {
 /// How a request is counted.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct RequestLabels {
-    /// The upstream's name; empty where no route was found.
-    pub route: String,
-    /// The tier's name; empty for strangers.
-    pub tier: String,
+    /// The upstream's name; none where no route was found.
+    pub route: Name,
+    /// The tier's name; none for strangers.
+    pub tier: Name,
     /// The key's id, where that is switched on.
-    pub key: Option<String>,
+    pub key: Name,
     /// What happened.
     pub outcome: &'static str,
     /// The status of the answer; 0 where there was none.
@@ -46,7 +46,17 @@ pub struct RequestLabels {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RouteLabels {
-    route: String,
+    route: Name,
+}
+
+/// A name from the configuration, which every request that it concerns shares; empty where there is none.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Name(pub Option<Arc<str>>);
+
+impl EncodeLabelValue for Name {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> fmt::Result {
+        self.0.as_deref().unwrap_or_default().encode(encoder)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -150,13 +160,15 @@ impl Metrics {
 
     /// Counts a request that has ended.
     pub fn request_ended(&self, labels: RequestLabels) {
-        let key = if self.key_labels { labels.key } else { None };
+        let key = if self.key_labels { labels.key } else { Name::default() };
         self.requests.get_or_create(&RequestLabels { key, ..labels }).inc();
     }
 
     /// Notes when the head of an answer was there.
-    pub fn first_byte(&self, route: &str, after: Duration) {
-        self.first_byte.get_or_create(&RouteLabels { route: route.to_owned() }).observe(after.as_secs_f64());
+    pub fn first_byte(&self, route: &Arc<str>, after: Duration) {
+        self.first_byte
+            .get_or_create(&RouteLabels { route: Name(Some(route.clone())) })
+            .observe(after.as_secs_f64());
     }
 
     /// Notes how long the limiter took.

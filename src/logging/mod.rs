@@ -1,6 +1,8 @@
 //! Log lines: to standard error, as text or JSON, written by a thread of their own so that a blocked terminal or a full
 //! pipe delays no request.
 
+mod json;
+
 use std::{
     io::{BufWriter, IsTerminal},
     str::FromStr,
@@ -16,6 +18,7 @@ use tracing_subscriber::{
     util::SubscriberInitExt,
 };
 
+use self::json::JsonLines;
 use crate::config::LogFormat;
 
 /// Lines that may wait to be written. More are dropped, and counted by nobody but the reader who misses them.
@@ -31,7 +34,7 @@ pub fn start(level: &str, format: LogFormat) -> WorkerGuard {
     let stderr = BufWriter::with_capacity(BUFFER_BYTES, std::io::stderr());
     let (writer, guard) = NonBlockingBuilder::default().buffered_lines_limit(LINES).finish(stderr);
     let layer = match format {
-        LogFormat::Json => fmt::layer().json().with_writer(writer).boxed(),
+        LogFormat::Json => fmt::layer().event_format(JsonLines).with_writer(writer).boxed(),
         LogFormat::Text => {
             fmt::layer().with_ansi(std::io::stderr().is_terminal()).with_writer(writer).boxed()
         }
