@@ -147,7 +147,7 @@ type Done = Result<ExitCode, Box<dyn Error>>;
 fn serve(arguments: &Arguments) -> Done {
     let config = arguments.load()?;
     let level = arguments.log_level.as_ref().unwrap_or(&config.log.level);
-    let _logging = logging::start(level, arguments.log_format(config.log.format));
+    let _logging = logging::start(level, arguments.log_format(config.log.format))?;
     Ok(exit_code(process::run(|| arguments.load(), |_| {})?))
 }
 
@@ -196,7 +196,7 @@ fn hash_key() -> Done {
 
 fn run_demo(arguments: &Arguments, demo: &DemoArguments) -> Done {
     let level = arguments.log_level.as_deref().unwrap_or("info");
-    let _logging = logging::start(level, arguments.log_format(LogFormat::Text));
+    let _logging = logging::start(level, arguments.log_format(LogFormat::Text))?;
     let stage = demo::Stage::set(&demo::Wishes {
         upstream: demo.upstream.as_deref(),
         key_env: demo.key_env.as_deref(),
