@@ -17,7 +17,11 @@ use tokio::{
     sync::{Semaphore, watch},
 };
 
-use crate::{limit::breaker::Breaker, metrics::Metrics, server::Phase};
+use crate::{
+    limit::{redis::Deployment, replicas::Replicas},
+    metrics::Metrics,
+    server::Phase,
+};
 
 /// Probes and scrapers at a time.
 const MOST_CONNECTIONS: usize = 64;
@@ -30,8 +34,10 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct Admin {
     /// For `/metrics`.
     pub metrics: Arc<Metrics>,
-    /// Whether the limiter's store decides.
-    pub breaker: Arc<Breaker>,
+    /// The limiter's store, where it is not this process.
+    pub store: Option<Arc<Deployment>>,
+    /// How many processes share the limits.
+    pub replicas: Replicas,
     /// For `/readyz`.
     pub phase: watch::Receiver<Phase>,
 }
@@ -88,7 +94,9 @@ impl Admin {
     }
 
     fn exposition(&self) -> Response<Full<Bytes>> {
-        self.metrics.store_up.set(i64::from(!self.breaker.is_open()));
+        let store_up = self.store.as_ref().is_none_or(|store| store.is_up());
+        self.metrics.store_up.set(store_up.into());
+        self.metrics.replicas.set(self.replicas.count().get().into());
         let mut response = text(StatusCode::OK, self.metrics.exposition());
         let media_type =
             HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");

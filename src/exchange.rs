@@ -10,7 +10,7 @@ use crate::{
     auth::Principal,
     cut::{Cut, Reason},
     dialect::Dialect,
-    limit::{Outcome, Ruling, Status, Verdict},
+    limit::{Outcome, Ruling, Status, Verdict, fault::FaultKind},
     metrics::{Counted, Metrics, Name, RequestLabels},
     policy::Tier,
     route::Route,
@@ -41,6 +41,7 @@ pub struct Exchange {
     client: std::net::IpAddr,
     started: Instant,
     decision: &'static str,
+    limiter_fault: Option<&'static str>,
     status: Option<StatusCode>,
     outcome: &'static str,
     reason: Option<String>,
@@ -75,6 +76,7 @@ impl Exchange {
             client,
             started: Instant::now(),
             decision: "none",
+            limiter_fault: None,
             status: None,
             outcome: CLIENT_GONE,
             reason: None,
@@ -102,9 +104,10 @@ impl Exchange {
     /// Notes the limiter's word on a caller of this tier, and how long it took.
     pub fn ruled(&mut self, tier: &Tier, ruling: &Ruling, took: Duration) {
         self.metrics.limiter_took(took);
-        if let Some(kind) = ruling.fault {
-            self.metrics.limiter_fault(kind.label());
+        if let Some((fault, policy)) = ruling.fallback() {
+            self.metrics.limiter_fell_back(fault.label(), policy);
         }
+        self.limiter_fault = ruling.fault.map(FaultKind::label);
         self.decision = match &ruling.outcome {
             Outcome::Decided(decision) => match decision.verdict {
                 Verdict::Admit => "admitted",
@@ -198,6 +201,7 @@ impl Exchange {
             status = self.status.map(|status| status.as_u16()),
             outcome = self.outcome,
             decision = self.decision,
+            limiter_fault = self.limiter_fault,
             remaining,
             first_byte_ms = self.first_byte.map(millis),
             duration_ms = millis(self.started.elapsed()),

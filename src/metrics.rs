@@ -19,6 +19,7 @@ pub struct Metrics {
     limiter_faults: Family<FaultLabels, Counter>,
     near_limit: Family<LimitLabels, Counter>,
     over_unenforced_limit: Family<LimitLabels, Counter>,
+    limiter_fallbacks: Family<PolicyLabels, Counter>,
     /// Requests whose answer has not ended.
     pub in_flight: Gauge,
     /// Open client connections.
@@ -27,6 +28,22 @@ pub struct Metrics {
     connections_expired: Family<ReasonLabels, Counter>,
     /// Whether the limiter's store decides: 1 or 0.
     pub store_up: Gauge,
+    /// How many processes share the limits, as far as is known.
+    pub replicas: Gauge,
+}
+
+/// Labels that are known before anything happens. Their series stand at zero from the start, for an alert on a series that
+/// comes with the first fault misses that fault.
+#[derive(Clone, Debug, Default)]
+pub struct KnownLabels {
+    /// Kinds of fault of the limiter's store.
+    pub faults: Vec<&'static str>,
+    /// Policies that stand in for it.
+    pub policies: Vec<&'static str>,
+    /// Reasons why a connection does not come about.
+    pub refusals: Vec<&'static str>,
+    /// Reasons why one is ended.
+    pub expiries: Vec<&'static str>,
 }
 
 /// How a request is counted.
@@ -71,13 +88,18 @@ struct FaultLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PolicyLabels {
+    policy: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ReasonLabels {
     reason: &'static str,
 }
 
 impl Metrics {
     /// Metrics at zero.
-    pub fn new(key_labels: bool) -> Self {
+    pub fn new(key_labels: bool, known: &KnownLabels) -> Self {
         let mut registry = Registry::with_prefix("tollgate");
         let first_byte = Family::<RouteLabels, Histogram>::new_with_constructor(|| {
             Histogram::new([0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0, 600.0])
@@ -92,16 +114,34 @@ impl Metrics {
             limiter_faults: Family::default(),
             near_limit: Family::default(),
             over_unenforced_limit: Family::default(),
+            limiter_fallbacks: Family::default(),
             in_flight: Gauge::default(),
             connections: Gauge::default(),
             connections_refused: Family::default(),
             connections_expired: Family::default(),
             store_up: Gauge::default(),
+            replicas: Gauge::default(),
             registry: Registry::default(),
         };
         metrics.register(&mut registry);
         metrics.store_up.set(1);
+        metrics.begin_at_zero(known);
         Self { registry, ..metrics }
+    }
+
+    fn begin_at_zero(&self, known: &KnownLabels) {
+        for &kind in &known.faults {
+            drop(self.limiter_faults.get_or_create(&FaultLabels { kind }));
+        }
+        for &policy in &known.policies {
+            drop(self.limiter_fallbacks.get_or_create(&PolicyLabels { policy }));
+        }
+        for &reason in &known.refusals {
+            drop(self.connections_refused.get_or_create(&ReasonLabels { reason }));
+        }
+        for &reason in &known.expiries {
+            drop(self.connections_expired.get_or_create(&ReasonLabels { reason }));
+        }
     }
 
     fn register(&self, registry: &mut Registry) {
@@ -144,6 +184,16 @@ impl Metrics {
             "Requests admitted only because the limit is not enforced",
             self.over_unenforced_limit.clone(),
         );
+        registry.register(
+            "limiter_fallbacks",
+            "Requests that a policy decided on in the store's place",
+            self.limiter_fallbacks.clone(),
+        );
+        registry.register(
+            "limiter_replicas",
+            "Processes that share the limits, as far as is known",
+            self.replicas.clone(),
+        );
         registry.register("limiter_store_up", "Whether the limiter's store decides", self.store_up.clone());
         registry.register("connections", "Open client connections", self.connections.clone());
         registry.register(
@@ -176,9 +226,10 @@ impl Metrics {
         self.limiter_seconds.observe(time.as_secs_f64());
     }
 
-    /// Counts a request on which the store did not decide.
-    pub fn limiter_fault(&self, kind: &'static str) {
+    /// Counts a request on which the store did not decide, by why it did not and by what did.
+    pub fn limiter_fell_back(&self, kind: &'static str, policy: &'static str) {
         self.limiter_faults.get_or_create(&FaultLabels { kind }).inc();
+        self.limiter_fallbacks.get_or_create(&PolicyLabels { policy }).inc();
     }
 
     /// Counts an admitted request after which four fifths of a limit or more are used.

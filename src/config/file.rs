@@ -2,31 +2,29 @@
 
 use std::{
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
-    num::NonZeroUsize,
+    num::{NonZeroU32, NonZeroUsize},
     thread,
     time::Duration,
 };
 
 use super::{
-    Admin, Bounds, Config, Limiter, Log, LogFormat, OnStoreFailure, Redis, Server, Store, Tls, callers,
+    Admin, Bounds, Config, Limiter, Log, LogFormat, OnStoreFailure, Server, Store, Tls, callers,
     field::Field,
+    redis::redis,
     source::{Source, Unique},
     table::TableReader,
     upstreams,
 };
-use crate::limit::LogKind;
 
 const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V6(Ipv6Addr::UNSPECIFIED), 8443);
 const DEFAULT_ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9090);
 
 const STORES: [(&str, bool); 2] = [("memory", false), ("redis", true)];
-const LOG_KINDS: [(&str, LogKind); 2] = [("sorted-set", LogKind::SortedSet), ("list", LogKind::List)];
 const FAILURE_POLICIES: [(&str, OnStoreFailure); 3] =
     [("allow", OnStoreFailure::Allow), ("deny", OnStoreFailure::Deny), ("local", OnStoreFailure::Local)];
 const LOG_FORMATS: [(&str, LogFormat); 2] = [("text", LogFormat::Text), ("json", LogFormat::Json)];
 const LOG_LEVELS: [(&str, &str); 5] =
     [("error", "error"), ("warn", "warn"), ("info", "info"), ("debug", "debug"), ("trace", "trace")];
-const REDIS_SCHEMES: [&str; 4] = ["redis://", "rediss://", "unix://", "redis+unix://"];
 
 /// The whole file. Where a part is wrong, something stands in for it: it is reported, and the result not used.
 pub(super) fn config(source: &Source<'_>, mut root: TableReader<'_>) -> Config {
@@ -146,31 +144,7 @@ fn limiter(table: &mut TableReader<'_>) -> Limiter {
         on_store_failure: table
             .read("on_store_failure", |field| field.choice(&FAILURE_POLICIES))
             .unwrap_or(OnStoreFailure::Local),
-        replicas: table.read("replicas", |field| field.whole_number(1..=10_000)).unwrap_or(1),
-    }
-}
-
-/// The section is checked even while the other store is in use; only then may it lack the address.
-fn redis(mut table: TableReader<'_>, in_use: bool) -> Option<Redis> {
-    let timeout = table.read("timeout", Field::duration).unwrap_or(Duration::from_millis(50));
-    let read_url = |field: Field<'_>| field.parsed(redis_url);
-    let url = if in_use {
-        table.require("url", "write `url = \"redis://127.0.0.1:6379\"`", read_url)
-    } else {
-        table.read("url", read_url)
-    };
-    let log = table.read("log", |field| field.choice(&LOG_KINDS));
-    table.finish();
-    Some(Redis { url: url?, log, timeout })
-}
-
-/// Only the scheme is looked at: the rest is the client's to understand, and holds a password.
-fn redis_url(text: &str) -> Result<String, &'static str> {
-    let address = REDIS_SCHEMES.iter().find_map(|scheme| text.strip_prefix(scheme));
-    match address {
-        Some(address) if !address.is_empty() => Ok(text.to_owned()),
-        _ => Err("expected an address such as \"redis://host:6379\", \"rediss://host:6379\" for TLS, \
-                  or \"redis+unix:///path\" for a socket"),
+        replicas: table.read("replicas", |field| field.whole_number(1..=10_000)).and_then(NonZeroU32::new),
     }
 }
 

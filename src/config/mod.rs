@@ -5,6 +5,8 @@ mod environment;
 mod field;
 mod file;
 pub mod problems;
+mod redis;
+mod secret;
 mod source;
 mod table;
 mod units;
@@ -12,7 +14,7 @@ mod upstreams;
 
 use std::{
     net::SocketAddr,
-    num::NonZeroUsize,
+    num::{NonZeroU32, NonZeroUsize},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -33,7 +35,7 @@ use self::{
 use crate::{
     dialect::Dialect,
     keys::{KeyHash, KeyId},
-    limit::{Limit, LogKind},
+    limit::{Limit, LogKind, redis::topology::Topology},
 };
 
 /// Reads the configuration file, with this process' environment.
@@ -160,8 +162,9 @@ pub struct Limiter {
     pub store: Store,
     /// `on_store_failure`: `allow`, `deny` or `local` (default).
     pub on_store_failure: OnStoreFailure,
-    /// `replicas`: how many processes share a limit; under `local` each counts against its share. Default 1.
-    pub replicas: u32,
+    /// `replicas`: how many processes share a limit; under `local` each counts against its share. Nothing: they count
+    /// themselves, by heartbeats in Redis.
+    pub replicas: Option<NonZeroU32>,
 }
 
 /// Where the counts live.
@@ -174,20 +177,27 @@ pub enum Store {
 }
 
 /// `[limiter.redis]`.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Redis {
-    /// `url`: `redis://`, or `redis+unix://` for a socket. It may hold a password, so it is never shown.
-    pub url: String,
+    /// `url`, `cluster` or `sentinel`, with `username` and `password` or `password_file` in it, which `Debug` does not show.
+    pub topology: Topology,
+    /// `ca_file`: trust these certificates (PEM) and not the system's.
+    pub ca_file: Option<PathBuf>,
+    /// `client_certificate` and `client_key`: for servers that ask who speaks to them.
+    pub client_certificate: Option<ClientCertificate>,
     /// `log`: `sorted-set` or `list`; nothing: a list where a limit is above 1000.
     pub log: Option<LogKind>,
     /// `timeout`: the deadline of a decision, after which `on_store_failure` decides. Default 50 ms.
     pub timeout: Duration,
 }
 
-impl std::fmt::Debug for Redis {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Redis").field("timeout", &self.timeout).finish_non_exhaustive()
-    }
+/// A certificate to show to a server. Both files are PEM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientCertificate {
+    /// The chain.
+    pub certificate: PathBuf,
+    /// Its key.
+    pub private_key: PathBuf,
 }
 
 /// What to do with a request when the store can't decide.
@@ -381,7 +391,7 @@ mod tests {
         let admin = config.admin.unwrap();
         assert_eq!((admin.listen, admin.key_labels), ("127.0.0.1:9090".parse().unwrap(), false));
         assert_eq!((&*config.log.level, config.log.format), ("info", LogFormat::Text));
-        assert_eq!((config.limiter.on_store_failure, config.limiter.replicas), (OnStoreFailure::Local, 1));
+        assert_eq!((config.limiter.on_store_failure, config.limiter.replicas), (OnStoreFailure::Local, None));
         let [upstream] = &config.upstreams[..] else { panic!("one upstream") };
         assert_eq!(upstream.paths, ["/"]);
         assert_eq!(upstream.connect_timeout, Duration::from_secs(5));
@@ -399,10 +409,41 @@ mod tests {
         assert_eq!((bounds.max_connections_per_ip, bounds.max_header_size), (0, 0x4000));
         assert_eq!((bounds.max_body_size, bounds.write_timeout), (1 << 30, Duration::from_secs(5)));
         let Store::Redis(redis) = config.limiter.store else { panic!("redis") };
+        let whole = Topology::Single("rediss://:PLANTED@redis:6379/0".parse().unwrap());
+        assert_eq!((redis.topology, redis.timeout), (whole, Duration::from_millis(20)));
+    }
+
+    fn redis_of(file: &str) -> Redis {
+        match parse_file(&Path::new(FIXTURES).join(file)).1.unwrap().limiter.store {
+            Store::Redis(redis) => redis,
+            Store::Memory => panic!("{file} counts in Redis"),
+        }
+    }
+
+    #[test]
+    fn every_topology_is_read() {
+        let cluster = redis_of("valid/redis-cluster.toml");
+        let endpoints: Vec<_> =
+            cluster.topology.servers().iter().map(|server| server.endpoint.to_string()).collect();
+        assert_eq!(endpoints, ["10.0.0.1:7000", "::1:7001"]);
+        let login = cluster.topology.login();
         assert_eq!(
-            (redis.url.as_str(), redis.timeout),
-            ("rediss://:PLANTED@redis:6379/0", Duration::from_millis(20))
+            (login.username.as_deref(), login.password.as_deref()),
+            (Some("tollgate"), Some("PLANTED"))
         );
+        assert!(cluster.topology.is_encrypted() && cluster.ca_file.unwrap().ends_with("valid/ca.pem"));
+        assert!(cluster.client_certificate.unwrap().private_key.ends_with("valid/client.key"));
+        let Topology::Sentinel { primary, sentinels, login } = redis_of("valid/redis-sentinel.toml").topology
+        else {
+            panic!("Sentinels")
+        };
+        assert_eq!(
+            (&*primary, login.database, login.password.as_deref()),
+            ("mymaster", 2, Some("PLANTED-file"))
+        );
+        let endpoints: Vec<_> = sentinels.iter().map(|server| server.endpoint.to_string()).collect();
+        assert_eq!(endpoints, ["one:26379", "two:7000"]);
+        assert_eq!(sentinels[0].login.password.as_deref(), Some("of-sentinels-PLANTED"));
     }
 
     #[test]

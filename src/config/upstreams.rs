@@ -1,23 +1,17 @@
 //! Where requests go: `[[upstreams]]`.
 
-use std::{
-    fs::File,
-    io::{self, Read},
-    path::Path,
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use hyper::{
     Uri,
     header::{HeaderName, HeaderValue},
 };
 
-use super::{Credential, Upstream, callers::check_name, field::Field, source::Unique, table::TableReader};
+use super::{
+    Credential, Upstream, callers::check_name, field::Field, secret::secret_of_file, source::Unique,
+    table::TableReader,
+};
 use crate::dialect::Dialect;
-
-/// A secret file is read whole, so something that is none must not fill the memory.
-const MAX_SECRET_BYTES: u64 = 64 * 1024;
 
 /// Headers that a credential can't be: the proxy or the transport sets them.
 const RESERVED_HEADERS: [&str; 9] = [
@@ -203,26 +197,6 @@ fn header_name(text: &str) -> Result<HeaderName, &'static str> {
         );
     }
     Ok(name)
-}
-
-/// A secret as Docker and Kubernetes mount it: editors and `echo` leave a newline at its end.
-fn secret_of_file(field: Field<'_>) -> Option<String> {
-    let path = field.path()?;
-    match read_bounded(&path) {
-        Ok(secret) => Some(secret.trim_end_matches(['\r', '\n']).to_owned()),
-        Err(error) => {
-            field.wrong(format!("can't read the secret in {}: {error}", field.shown_path().display()))
-        }
-    }
-}
-
-fn read_bounded(path: &Path) -> io::Result<String> {
-    let mut text = String::new();
-    File::open(path)?.take(MAX_SECRET_BYTES + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > MAX_SECRET_BYTES {
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "it is longer than 64 KiB"));
-    }
-    Ok(text)
 }
 
 /// The value of the header, which no output shows. An empty secret is one that was forgotten: `NAME=` in an `.env` file.

@@ -110,7 +110,8 @@ fn start_upstream() -> io::Result<SocketAddr> {
 
 fn config_text(wishes: &Wishes<'_>, key: &NewKey, upstream: &str) -> String {
     let store = wishes.redis.map_or_else(String::new, |url| {
-        format!("[limiter]\nstore = \"redis\"\n[limiter.redis]\nurl = {}\n", quoted(url))
+        // It is the only process of its kind, and needs no heartbeat to know that.
+        format!("[limiter]\nstore = \"redis\"\nreplicas = 1\n[limiter.redis]\nurl = {}\n", quoted(url))
     });
     let credential = wishes.key_env.map_or_else(String::new, |name| credential(upstream, name));
     let listen: Vec<_> = listen(wishes.port).iter().map(|address| quoted(&address.to_string())).collect();

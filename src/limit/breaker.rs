@@ -1,6 +1,12 @@
 //! The breaker before a shared store: after a run of failures nobody waits for the store until it decides again.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
+    },
+};
 
 /// So many failures in a row open it.
 const FAILURES: u32 = 5;
@@ -56,6 +62,24 @@ impl Breaker {
     /// Begins an epoch.
     pub fn renew_epoch(&self) {
         self.epoch.fetch_add(1, Relaxed);
+    }
+}
+
+/// The breakers of a store, one for each server that decides, so that a server's fall concerns its own keys only.
+#[derive(Debug, Default)]
+pub struct Breakers(Mutex<HashMap<Arc<str>, Arc<Breaker>>>);
+
+impl Breakers {
+    /// The breaker before the server of this name.
+    pub fn before(&self, server: &Arc<str>) -> Arc<Breaker> {
+        let mut breakers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        breakers.entry(server.clone()).or_default().clone()
+    }
+
+    /// Whether some server is not to be asked.
+    pub fn any_is_open(&self) -> bool {
+        let breakers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        breakers.values().any(|breaker| breaker.is_open())
     }
 }
 

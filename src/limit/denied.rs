@@ -2,10 +2,13 @@
 //!
 //! A log that records only admissions can't make room earlier than it said: whoever asks, wherever, until then the
 //! answer is the same. So a refusal is remembered until its own retry time, counted from the moment the question was
-//! sent, which is never later than the store's answer. This is exact, and a flood of refusals costs the store nothing.
+//! sent, which is never later than the store's decision. What it tells of the wait is counted from the moment the answer
+//! came, which is never earlier: who waits so long is not early. This is exact, and a flood of refusals costs the store
+//! nothing.
 
 use std::{
     collections::HashMap,
+    ops::Range,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
@@ -25,7 +28,7 @@ pub struct Denied(Mutex<HashMap<KeyId, Refusal>>);
 struct Refusal {
     /// Under other limits the answer could be another one.
     limits: Vec<Limit>,
-    asked: Instant,
+    answered: Instant,
     until: Instant,
     decision: Decision,
 }
@@ -42,20 +45,21 @@ impl Denied {
         Some(refusal.at(now))
     }
 
-    /// Remembers the store's answer to a question that was sent at `asked`.
-    pub fn remember(&self, key: &KeyId, limits: &[Limit], asked: Instant, decision: &Decision) {
+    /// Remembers what the store decided at some moment of `asking`, from when it was asked to when the answer came.
+    pub fn remember(&self, key: &KeyId, limits: &[Limit], asking: Range<Instant>, decision: &Decision) {
         let Verdict::Refuse { retry_after, .. } = decision.verdict else { return };
         // Where attempts count, every one has to reach the store.
         if limits.iter().any(|limit| limit.count_refused) {
             return;
         }
+        let Range { start: asked, end: answered } = asking;
         let until = asked + retry_after;
         let mut refusals = self.refusals();
         if refusals.len() >= CALLERS {
             refusals.retain(|_, refusal| refusal.until > asked);
         }
         if refusals.len() < CALLERS {
-            let refusal = Refusal { limits: limits.to_vec(), asked, until, decision: decision.clone() };
+            let refusal = Refusal { limits: limits.to_vec(), answered, until, decision: decision.clone() };
             refusals.insert(key.clone(), refusal);
         }
     }
@@ -67,11 +71,13 @@ impl Denied {
 
 impl Refusal {
     fn at(&self, now: Instant) -> Decision {
-        let passed = now - self.asked;
+        let passed = now.saturating_duration_since(self.answered);
         let later =
             |status: &Status| Status { reset_after: status.reset_after.saturating_sub(passed), ..*status };
         let verdict = match self.decision.verdict {
-            Verdict::Refuse { by, .. } => Verdict::Refuse { by, retry_after: self.until - now },
+            Verdict::Refuse { by, retry_after } => {
+                Verdict::Refuse { by, retry_after: retry_after.saturating_sub(passed) }
+            }
             Verdict::Admit => Verdict::Admit,
         };
         Decision { statuses: self.decision.statuses.iter().map(later).collect(), verdict }
@@ -98,7 +104,7 @@ mod tests {
     #[test]
     fn a_refusal_is_recalled_until_its_time_and_its_wait_shrinks() {
         let (denied, key, asked) = (Denied::default(), "a".parse().unwrap(), Instant::now());
-        denied.remember(&key, &limits(5, false), asked, &refusal(Duration::from_secs(10)));
+        denied.remember(&key, &limits(5, false), asked..asked, &refusal(Duration::from_secs(10)));
         let later = denied.recall(&key, &limits(5, false), asked + Duration::from_secs(4)).unwrap();
         assert_eq!(later, refusal(Duration::from_secs(6)));
         assert!(denied.recall(&key, &limits(5, false), asked + Duration::from_secs(10)).is_none());
@@ -106,9 +112,20 @@ mod tests {
     }
 
     #[test]
+    fn the_wait_is_told_from_the_answer_and_kept_from_the_question() {
+        let (denied, key, asked) = (Denied::default(), "a".parse().unwrap(), Instant::now());
+        let answered = asked + Duration::from_secs(3);
+        denied.remember(&key, &limits(5, false), asked..answered, &refusal(Duration::from_secs(10)));
+        let last = denied.recall(&key, &limits(5, false), asked + Duration::from_secs(9)).unwrap();
+        assert_eq!(last, refusal(Duration::from_secs(4)), "it may have been decided just before the answer");
+        let over = denied.recall(&key, &limits(5, false), asked + Duration::from_secs(10));
+        assert_eq!(over, None, "it may have been decided just after the question");
+    }
+
+    #[test]
     fn other_limits_and_other_callers_have_to_ask() {
         let (denied, key, asked) = (Denied::default(), "a".parse().unwrap(), Instant::now());
-        denied.remember(&key, &limits(5, false), asked, &refusal(Duration::from_secs(10)));
+        denied.remember(&key, &limits(5, false), asked..asked, &refusal(Duration::from_secs(10)));
         assert!(denied.recall(&"b".parse().unwrap(), &limits(5, false), asked).is_none());
         assert!(denied.recall(&key, &limits(6, false), asked).is_none());
     }
@@ -117,8 +134,8 @@ mod tests {
     fn admissions_and_counted_refusals_are_not_remembered() {
         let (denied, key, asked) = (Denied::default(), "a".parse().unwrap(), Instant::now());
         let admission = Decision { statuses: vec![], verdict: Verdict::Admit };
-        denied.remember(&key, &limits(5, false), asked, &admission);
-        denied.remember(&key, &limits(5, true), asked, &refusal(Duration::from_secs(10)));
+        denied.remember(&key, &limits(5, false), asked..asked, &admission);
+        denied.remember(&key, &limits(5, true), asked..asked, &refusal(Duration::from_secs(10)));
         assert!(denied.refusals().is_empty());
     }
 
@@ -126,14 +143,20 @@ mod tests {
     fn the_memory_is_bounded() {
         let (denied, asked) = (Denied::default(), Instant::now());
         let remember = |n: usize, wait| {
-            denied.remember(&format!("k{n}").parse().unwrap(), &limits(5, false), asked, &refusal(wait));
+            denied.remember(
+                &format!("k{n}").parse().unwrap(),
+                &limits(5, false),
+                asked..asked,
+                &refusal(wait),
+            );
         };
         (0..CALLERS + 10).for_each(|n| remember(n, Duration::from_secs(10)));
         assert_eq!(denied.refusals().len(), CALLERS);
+        let later = asked + Duration::from_secs(11);
         denied.remember(
             &"late".parse().unwrap(),
             &limits(5, false),
-            asked + Duration::from_secs(11),
+            later..later,
             &refusal(Duration::from_secs(1)),
         );
         assert_eq!(denied.refusals().len(), 1, "what is over makes room");

@@ -9,11 +9,12 @@ pub mod denied;
 pub mod fault;
 pub mod memory;
 pub mod redis;
+pub mod replicas;
 pub mod window;
 
 use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
-use self::{fault::FaultKind, memory::MemoryStore, redis::RedisStore};
+use self::{fault::FaultKind, memory::MemoryStore, redis::RedisStore, replicas::Replicas};
 use crate::keys::KeyId;
 
 /// One limit of a tier.
@@ -167,7 +168,7 @@ pub enum Fallback {
     /// Turn it away, as unavailable and not as over the limit.
     Deny,
     /// Count here, against this process' share of each limit.
-    Local(Arc<MemoryStore>, NonZeroU32),
+    Local(Arc<MemoryStore>, Replicas),
 }
 
 /// The limiter's word on one request.
@@ -208,13 +209,29 @@ impl Limiter {
     }
 }
 
+impl Ruling {
+    /// Why the store did not decide and the policy that did in its place, where that is so.
+    pub fn fallback(&self) -> Option<(FaultKind, &'static str)> {
+        let policy = match self.outcome {
+            Outcome::Uncounted => "allow",
+            Outcome::Unavailable => "deny",
+            Outcome::Decided(_) => "local",
+        };
+        self.fault.map(|fault| (fault, policy))
+    }
+}
+
 impl Fallback {
+    /// The labels of all policies.
+    pub const LABELS: [&'static str; 3] = ["allow", "deny", "local"];
+
     fn rule(&self, key: &KeyId, limits: &[Limit]) -> Outcome {
         match self {
             Self::Allow => Outcome::Uncounted,
             Self::Deny => Outcome::Unavailable,
             Self::Local(store, replicas) => {
-                let shares: Vec<Limit> = limits.iter().map(|limit| limit.share(*replicas)).collect();
+                let replicas = replicas.count();
+                let shares: Vec<Limit> = limits.iter().map(|limit| limit.share(replicas)).collect();
                 Outcome::Decided(store.decide(key, &shares, store.now()))
             }
         }

@@ -24,11 +24,12 @@ use crate::{
     cut::{Cut, Reason},
     limit::{
         Fallback, Limiter,
-        breaker::Breaker,
+        fault::FaultKind,
         memory::MemoryStore,
-        redis::{InvalidUrl, RedisStore},
+        redis::{Deployment, Heartbeat, RedisStore},
+        replicas::Replicas,
     },
-    metrics::Metrics,
+    metrics::{KnownLabels, Metrics},
     policy::Policy,
     proxy::{Proxy, Shared},
     reload::{self, ReloadError},
@@ -52,9 +53,6 @@ pub enum StartError {
     /// An address is taken, for example.
     #[error(transparent)]
     Bind(#[from] server::BindError),
-    /// The Redis URL.
-    #[error(transparent)]
-    Redis(#[from] InvalidUrl),
     /// The operating system refused a thread or a runtime.
     #[error("can't start: {0}")]
     System(#[from] io::Error),
@@ -99,9 +97,10 @@ pub fn run(
     let bounds = config.server.bounds.clone();
     let admission =
         Admission::new(affordable_connections(bounds.max_connections), bounds.max_connections_per_ip);
-    let metrics = Arc::new(Metrics::new(config.admin.as_ref().is_some_and(|admin| admin.key_labels)));
+    let key_labels = config.admin.as_ref().is_some_and(|admin| admin.key_labels);
+    let metrics = Arc::new(Metrics::new(key_labels, &known_labels()));
     let shared = Arc::new(Shared { policy: ArcSwap::from_pointee(policy), metrics, bounds });
-    let breaker = Arc::new(Breaker::default());
+    let store = deployment(&config.limiter.store)?;
     let phase = watch::Sender::new(Phase::Serving);
     let cut = Cut::default();
 
@@ -114,7 +113,10 @@ pub fn run(
         server: listeners.addresses.clone(),
         admin: admin.as_ref().map(TcpListener::local_addr).transpose()?,
     };
-    let limiters = limiters(&config.limiter, config.server.workers.get(), &breaker)?;
+    let replicas = Replicas::new(config.limiter.replicas.unwrap_or(NonZeroU32::MIN));
+    let limiters = limiters(&config.limiter, config.server.workers.get(), store.as_ref(), &replicas);
+    let heartbeat = store.as_ref().and_then(|store| heartbeat(&config.limiter, store));
+    let check = store.as_ref().and_then(|store| check(&config.limiter.store, store));
     let servers = limiters.into_iter().map(|limiter| Server {
         proxy: Arc::new(Proxy { shared: shared.clone(), limiter, upstreams: Upstreams::default() }),
         tls: tls.clone(),
@@ -125,9 +127,17 @@ pub fn run(
     let workers = Workers::spawn(servers, listeners)?;
     if let Some(listener) = admin {
         control.spawn(
-            Admin { metrics: shared.metrics.clone(), breaker, phase: phase.subscribe() }.serve(listener),
+            Admin {
+                metrics: shared.metrics.clone(),
+                store,
+                replicas: replicas.clone(),
+                phase: phase.subscribe(),
+            }
+            .serve(listener),
         );
     }
+    heartbeat.map(|heartbeat| control.spawn(heartbeat.teach(replicas)));
+    check.map(|check| control.spawn(check));
     announce_addresses(&addresses);
     ready(&addresses);
     let reload = || {
@@ -185,29 +195,55 @@ struct Lever {
     cut: Cut,
 }
 
-/// One limiter for each worker. Memory is shared by all; a connection to Redis is each one's own.
+/// What all workers know of Redis, where it is the store.
+fn deployment(store: &Store) -> Result<Option<Arc<Deployment>>, TlsError> {
+    let Store::Redis(redis) = store else { return Ok(None) };
+    let tls = redis.topology.is_encrypted().then(|| tls::store_config(redis)).transpose()?;
+    Ok(Some(Arc::new(Deployment::new(redis.topology.clone(), tls))))
+}
+
+/// One limiter for each worker. Memory is shared by all; connections to Redis are each one's own.
 fn limiters(
     config: &config::Limiter,
     workers: usize,
-    breaker: &Arc<Breaker>,
-) -> Result<Vec<Limiter>, InvalidUrl> {
+    deployment: Option<&Arc<Deployment>>,
+    replicas: &Replicas,
+) -> Vec<Limiter> {
     let memory = Arc::new(MemoryStore::new());
-    let limiter = || match &config.store {
-        Store::Memory => Ok(Limiter::Memory(memory.clone())),
-        Store::Redis(redis) => {
-            let store = RedisStore::new(&redis.url, redis.timeout, redis.log, breaker.clone())?;
-            let fallback = match config.on_store_failure {
-                OnStoreFailure::Allow => Fallback::Allow,
-                OnStoreFailure::Deny => Fallback::Deny,
-                OnStoreFailure::Local => Fallback::Local(
-                    memory.clone(),
-                    NonZeroU32::new(config.replicas).unwrap_or(NonZeroU32::MIN),
-                ),
-            };
-            Ok(Limiter::Redis(store, fallback))
+    let fallback = match config.on_store_failure {
+        OnStoreFailure::Allow => Fallback::Allow,
+        OnStoreFailure::Deny => Fallback::Deny,
+        OnStoreFailure::Local => Fallback::Local(memory.clone(), replicas.clone()),
+    };
+    let limiter = || match (&config.store, deployment) {
+        (Store::Redis(redis), Some(deployment)) => {
+            Limiter::Redis(RedisStore::new(deployment, redis.timeout, redis.log), fallback.clone())
         }
+        _ => Limiter::Memory(memory.clone()),
     };
     (0..workers).map(|_| limiter()).collect()
+}
+
+/// Counts the processes, where that matters and nobody has said it.
+fn heartbeat(config: &config::Limiter, store: &Arc<Deployment>) -> Option<Heartbeat> {
+    let matters = config.on_store_failure == OnStoreFailure::Local && config.replicas.is_none();
+    matters.then(|| Heartbeat::new(store))
+}
+
+/// Looks at Redis and warns, without anybody waiting for it.
+fn check(store: &Store, deployment: &Arc<Deployment>) -> Option<impl Future<Output = ()> + 'static> {
+    let Store::Redis(redis) = store else { return None };
+    let store = RedisStore::new(deployment, redis.timeout, redis.log);
+    Some(async move { store.check().await })
+}
+
+fn known_labels() -> KnownLabels {
+    KnownLabels {
+        faults: FaultKind::ALL.map(FaultKind::label).into(),
+        policies: Fallback::LABELS.into(),
+        refusals: server::refusal_labels(),
+        expiries: server::expiry_labels(),
+    }
 }
 
 fn bind_admin(address: SocketAddr) -> Result<TcpListener, StartError> {

@@ -6,6 +6,41 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+/// Why a connection did not come about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// All the room is taken.
+    TooMany,
+    /// The room of one address is taken.
+    TooManyFromAddress,
+    /// The system had no socket for it.
+    AcceptFailed,
+    /// It did not speak TLS as we do.
+    HandshakeFailed,
+    /// It took too long to.
+    HandshakeTimeout,
+}
+
+impl Refusal {
+    pub(super) const ALL: [Self; 5] = [
+        Self::TooMany,
+        Self::TooManyFromAddress,
+        Self::AcceptFailed,
+        Self::HandshakeFailed,
+        Self::HandshakeTimeout,
+    ];
+
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            Self::TooMany => "too_many",
+            Self::TooManyFromAddress => "too_many_from_address",
+            Self::AcceptFailed => "accept_failed",
+            Self::HandshakeFailed => "handshake_failed",
+            Self::HandshakeTimeout => "handshake_timeout",
+        }
+    }
+}
+
 /// Counts connections against their bounds.
 #[derive(Debug)]
 pub struct Admission {
@@ -26,16 +61,16 @@ impl Admission {
         Arc::new(Self { most, most_per_address, open: Mutex::default() })
     }
 
-    /// Room for one connection, or the label of the bound that is reached.
-    pub(super) fn admit(self: &Arc<Self>, client: IpAddr) -> Result<Slot, &'static str> {
+    /// Room for one connection, or the bound that is reached.
+    pub(super) fn admit(self: &Arc<Self>, client: IpAddr) -> Result<Slot, Refusal> {
         let address = network(client);
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if open.all >= self.most {
-            return Err("too_many");
+            return Err(Refusal::TooMany);
         }
         let from_address = open.by_address.get(&address).copied().unwrap_or_default();
         if self.most_per_address > 0 && from_address >= self.most_per_address {
-            return Err("too_many_from_address");
+            return Err(Refusal::TooManyFromAddress);
         }
         open.by_address.insert(address, from_address + 1);
         open.all += 1;
@@ -81,9 +116,9 @@ mod tests {
         let address = |text: &str| text.parse().unwrap();
         let first = admission.admit(address("192.0.2.1")).unwrap();
         let _second = admission.admit(address("::ffff:192.0.2.1")).unwrap();
-        assert_eq!(admission.admit(address("192.0.2.1")).unwrap_err(), "too_many_from_address");
+        assert_eq!(admission.admit(address("192.0.2.1")).unwrap_err(), Refusal::TooManyFromAddress);
         let _third = admission.admit(address("2001:db8::1")).unwrap();
-        assert_eq!(admission.admit(address("2001:db8::2")).unwrap_err(), "too_many");
+        assert_eq!(admission.admit(address("2001:db8::2")).unwrap_err(), Refusal::TooMany);
         drop(first);
         let _fourth = admission.admit(address("2001:db8::2")).unwrap();
         assert_eq!(admission.open.lock().unwrap().by_address.len(), 2);

@@ -30,7 +30,7 @@ pub use self::{
     listener::{BindError, Listeners, bind},
 };
 use self::{
-    admission::Slot,
+    admission::{Refusal, Slot},
     pulse::{Expiry, GOODBYE, Protocol, Pulse},
     reading::{ReadBody, Reader, StreamExecutor},
     stream::WatchedStream,
@@ -54,6 +54,16 @@ pub enum Phase {
     Draining,
     /// Ending at once.
     Stopping,
+}
+
+/// The labels of all reasons why a connection does not come about.
+pub fn refusal_labels() -> Vec<&'static str> {
+    Refusal::ALL.map(Refusal::label).into()
+}
+
+/// The labels of all reasons why a connection is ended for its client's slowness.
+pub fn expiry_labels() -> Vec<&'static str> {
+    Expiry::OF_CLIENTS.map(Expiry::label).into()
 }
 
 /// One worker's edge.
@@ -100,7 +110,7 @@ impl Server {
                     }
                     match self.admission.admit(peer.ip()) {
                         Ok(slot) => drop(connections.spawn(self.clone().connection(socket, peer.ip(), slot))),
-                        Err(reason) => self.proxy.shared.metrics.connection_refused(reason),
+                        Err(refusal) => self.refused(refusal),
                     }
                 }
                 Err(error) if is_of_one_connection(&error) => {}
@@ -109,7 +119,7 @@ impl Server {
                     if !std::mem::replace(&mut failing, true) {
                         tracing::warn!(%error, "accepting failed; trying again");
                     }
-                    self.proxy.shared.metrics.connection_refused("accept_failed");
+                    self.refused(Refusal::AcceptFailed);
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }
@@ -142,11 +152,15 @@ impl Server {
                 self.speak_http(WatchedStream::new(stream, pulse.clone()), client, pulse).await;
             }
             Ok(Err(error)) => {
-                metrics.connection_refused("handshake_failed");
+                self.refused(Refusal::HandshakeFailed);
                 tracing::debug!(%client, %error, "the TLS handshake failed");
             }
-            Err(_elapsed) => metrics.connection_refused("handshake_timeout"),
+            Err(_elapsed) => self.refused(Refusal::HandshakeTimeout),
         }
+    }
+
+    fn refused(&self, refusal: Refusal) {
+        self.proxy.shared.metrics.connection_refused(refusal.label());
     }
 
     /// The protocol was settled by ALPN, so nothing is sniffed and no silent client escapes the timers.

@@ -43,6 +43,9 @@ pub(super) enum Expiry {
 }
 
 impl Expiry {
+    /// Those that are the client's doing.
+    pub(super) const OF_CLIENTS: [Self; 3] = [Self::SlowHead, Self::Idle, Self::WriteStalled];
+
     pub(super) fn label(self) -> &'static str {
         match self {
             Self::SlowHead => "slow_head",

@@ -240,12 +240,8 @@ pub fn server_config(tls: &config::Tls) -> Result<(Arc<ServerConfig>, Certificat
     let certificate = describe(&chain[0], &tls.certificate, now)?;
 
     let provider = provider();
-    let certified = CertifiedKey::from_der(chain, key, &provider).map_err(|source| match source {
-        rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => {
-            TlsError::Mismatch { certificate: tls.certificate.clone(), private_key: tls.private_key.clone() }
-        }
-        source => TlsError::Unsuitable { path: tls.private_key.clone(), source },
-    })?;
+    let certified = CertifiedKey::from_der(chain, key, &provider)
+        .map_err(|source| unusable(&tls.certificate, &tls.private_key, source))?;
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&TLS13, &TLS12])
         .expect("aws-lc-rs has cipher suites for both versions")
@@ -273,6 +269,31 @@ pub fn upstream_config(ca_file: Option<&Path>) -> Result<Arc<ClientConfig>, TlsE
         .with_no_client_auth();
     config.alpn_protocols = vec![b"http/1.1".into()];
     Ok(Arc::new(config))
+}
+
+/// How a shared store is spoken to: judged by the system's roots or by the certificates in its `ca_file` alone, and shown
+/// a certificate where one is configured.
+pub fn store_config(store: &config::Redis) -> Result<Arc<ClientConfig>, TlsError> {
+    let roots = store.ca_file.as_deref().map_or_else(system_roots, roots_in)?;
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13, &TLS12])
+        .expect("aws-lc-rs has cipher suites for both versions")
+        .with_root_certificates(roots);
+    let Some(config::ClientCertificate { certificate, private_key }) = &store.client_certificate else {
+        return Ok(Arc::new(builder.with_no_client_auth()));
+    };
+    let chain = certificates_in(certificate)?;
+    let config = builder.with_client_auth_cert(chain, key_in(private_key)?);
+    Ok(Arc::new(config.map_err(|source| unusable(certificate, private_key, source))?))
+}
+
+fn unusable(certificate: &Path, private_key: &Path, source: rustls::Error) -> TlsError {
+    match source {
+        rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => {
+            TlsError::Mismatch { certificate: certificate.into(), private_key: private_key.into() }
+        }
+        source => TlsError::Unsuitable { path: private_key.into(), source },
+    }
 }
 
 /// Given to every configuration by name, so that no default of the process can be missing or another.

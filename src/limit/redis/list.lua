@@ -15,12 +15,17 @@ local CHUNK = 1000
 local time = call('TIME')
 local clock = time[1] * 1000000 + time[2]
 
+-- A log goes a second after its newest entry has left the longest window.
+local function expire(log, newest)
+  call('PEXPIRE', log.key, format('%.0f', math.ceil((newest + log.longest - clock) / 1000) + 1000))
+end
+
 -- Adds `values` to the log by LPUSH or RPUSH.
 local function push(command, log, values)
   for first = 1, #values, CHUNK do
     call(command, log.key, unpack(values, first, math.min(first + CHUNK - 1, #values)))
   end
-  call('PEXPIRE', log.key, format('%.0f', math.ceil(log.longest / 1000) + 1000))
+  expire(log, log.now)
 end
 
 local function pull_back(log)
@@ -31,9 +36,18 @@ local function pull_back(log)
       times[i] = now
     end
     call('DEL', log.key)
-    push('RPUSH', log, times)
     log.now, log.oldest = clock, tonumber(times[#times])
+    push('RPUSH', log, times)
   end
+end
+
+-- A log that was kept as a sorted set, while the limits were other ones, goes on as a list.
+local function adopt(log)
+  local entries, times = call('ZRANGE', log.key, 0, -1, 'WITHSCORES'), {}
+  for i = #entries, 2, -2 do times[#times + 1] = format('%.0f', tonumber(entries[i])) end
+  call('DEL', log.key)
+  log.size, log.now = #times, tonumber(times[1])
+  push('RPUSH', log, times)
 end
 
 -- How many entries are newer than this, by halving.
@@ -49,7 +63,8 @@ end
 -- A log without what no window holds any more; nil where no limit looks at it.
 local function open(key, longest, numbers)
   if longest == 0 then return nil end
-  local log = { key = key, longest = longest, size = call('LLEN', key), now = clock, recorded = 0 }
+  local log = { key = key, longest = longest, size = redis.pcall('LLEN', key), now = clock, recorded = 0 }
+  if type(log.size) == 'table' then adopt(log) end
   if log.size > 0 then
     log.now = math.max(clock, tonumber(call('LINDEX', key, 0)))
     pull_back(log)

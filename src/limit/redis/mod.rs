@@ -1,8 +1,16 @@
 //! The store that replicas share: one script in Redis decides and records, in one round trip.
 
+mod check;
+mod dial;
+mod errors;
+mod heartbeat;
 mod link;
 mod queue;
 pub mod script;
+mod sentinel;
+mod servers;
+mod slots;
+pub mod topology;
 
 use std::{
     sync::{
@@ -12,21 +20,33 @@ use std::{
     time::Duration,
 };
 
-use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value, aio::MultiplexedConnection};
+use redis::{ErrorKind, RedisError, ServerErrorKind};
 use tokio::time::Instant;
 
 use self::{
-    link::Link,
+    dial::Connection,
+    errors::is_of_the_connection,
     queue::{Place, Queues},
     script::Call,
+    servers::{Next, Node, Servers},
 };
+pub use self::{heartbeat::Heartbeat, servers::Deployment};
 use super::{
     Decision, Limit, LogKind,
-    breaker::{Breaker, Change},
+    breaker::Change,
     denied::Denied,
     fault::{Fault, FaultKind},
 };
 use crate::keys::KeyId;
+
+/// A probe is a decision for a key id that nobody can have: it needs the same commands and permissions as a real one.
+const PROBE_TAG: &str = "~probe";
+
+/// How often a request may be sent on by the servers of a cluster, and how often it waits for a slot that moves.
+const MOST_DETOURS: u32 = 6;
+
+/// A slot on its way settles about as fast as that.
+const SLOT_PAUSE: Duration = Duration::from_millis(5);
 
 /// How often a store that was given up is tried again. Recovery takes at most this and one call.
 const PROBE_INTERVAL: Duration = Duration::from_millis(250);
@@ -34,22 +54,16 @@ const PROBE_INTERVAL: Duration = Duration::from_millis(250);
 /// Faults that concern single requests are logged no more often than this.
 const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The text is no Redis URL.
-#[derive(Debug, thiserror::Error)]
-#[error("`limiter.redis.url` is not understood: {0}")]
-pub struct InvalidUrl(String);
-
-/// Sliding-window logs in Redis. Each worker has one, with its own connection; the breaker is shared.
+/// Sliding-window logs in Redis. Each worker has one, with its own connections; what is known of the servers is shared.
 #[derive(Clone, Debug)]
 pub struct RedisStore(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    link: Link,
+    servers: Arc<Servers>,
     /// Where nothing is said, the limits decide.
     log: Option<LogKind>,
     timeout: Duration,
-    breaker: Arc<Breaker>,
     denied: Denied,
     queues: Queues,
     began: Instant,
@@ -59,24 +73,16 @@ struct Inner {
 
 impl RedisStore {
     /// A store that connects when it is first asked. Every answer comes within `timeout`.
-    pub fn new(
-        url: &str,
-        timeout: Duration,
-        log: Option<LogKind>,
-        breaker: Arc<Breaker>,
-    ) -> Result<Self, InvalidUrl> {
-        // redis-rs' messages name what is wrong with the URL, never the URL, which may hold a password.
-        let link = Link::new(url).map_err(|error| InvalidUrl(error.to_string()))?;
-        Ok(Self(Arc::new(Inner {
-            link,
+    pub fn new(deployment: &Arc<Deployment>, timeout: Duration, log: Option<LogKind>) -> Self {
+        Self(Arc::new(Inner {
+            servers: Arc::new(Servers::new(deployment.clone())),
             log,
             timeout,
-            breaker,
             denied: Denied::default(),
             queues: Queues::default(),
             began: Instant::now(),
             complained_at: AtomicU64::new(0),
-        })))
+        }))
     }
 
     /// Decides on one request of `key` and records it. What is known to be refused is refused without asking.
@@ -84,7 +90,7 @@ impl RedisStore {
         if let Some(refusal) = self.0.denied.recall(key, limits, Instant::now()) {
             return Ok(refusal);
         }
-        if self.0.breaker.is_open() {
+        if self.0.servers.deciding(key.as_str()).breaker.is_open() {
             return Err(Fault::from(FaultKind::BreakerOpen));
         }
         match self.0.queues.enter(key, limits) {
@@ -96,7 +102,12 @@ impl RedisStore {
             Place::Waiting(answer) => match tokio::time::timeout(self.0.timeout, answer).await {
                 Ok(Ok(answer)) => answer,
                 Ok(Err(_)) => Err(Fault::from(FaultKind::Disconnected)),
-                Err(_elapsed) => Err(Fault::from(FaultKind::Timeout)),
+                // A crowd behind one silent call has to open the breaker as well as that many calls.
+                Err(_elapsed) => {
+                    let fault = Fault::from(FaultKind::Timeout);
+                    self.note(key, &fault, &self.0.servers.deciding(key.as_str()));
+                    Err(fault)
+                }
             },
         }
     }
@@ -109,14 +120,16 @@ impl RedisStore {
     /// Asks about so many requests at once, and takes note of how that went.
     async fn ask(&self, key: &KeyId, limits: &[Limit], requests: usize) -> Result<Vec<Decision>, Fault> {
         let asked = Instant::now();
-        let answer = self.within_deadline(key.as_str(), limits, requests).await;
+        let mut server = self.0.servers.deciding(key.as_str());
+        let answer = self.within_deadline(key.as_str(), limits, requests, &mut server).await;
+        let asking = asked..Instant::now();
         match &answer {
             Ok(decisions) => {
-                self.0.breaker.succeeded();
+                server.breaker.succeeded();
                 // The first ones are admitted, so the last one tells whether there is more room.
-                decisions.iter().last().inspect(|last| self.0.denied.remember(key, limits, asked, last));
+                decisions.iter().last().inspect(|last| self.0.denied.remember(key, limits, asking, last));
             }
-            Err(fault) => self.note(key, fault),
+            Err(fault) => self.note(key, fault, &server),
         }
         answer
     }
@@ -137,46 +150,78 @@ impl RedisStore {
         }
     }
 
-    fn note(&self, key: &KeyId, fault: &Fault) {
-        if fault.kind().is_of_one_request() {
+    fn note(&self, key: &KeyId, fault: &Fault, server: &Arc<Node>) {
+        // A slot that is nowhere at the moment is no fault of the server that says so.
+        let is_of_slot = fault.kind() == FaultKind::Cluster && self.0.servers.is_cluster();
+        if is_of_slot || fault.kind().is_of_one_request() {
             self.complain(key, fault);
-        } else if fault.kind().is_of_the_whole_store() && self.0.breaker.failed() == Change::Opened {
-            self.give_up(fault);
+        } else if fault.kind().is_of_the_whole_store() {
+            self.0.servers.refresh();
+            if server.breaker.failed() == Change::Opened {
+                self.give_up(fault, server);
+            }
         }
     }
 
+    /// `server` is the one to ask, and afterwards the one that was asked last.
     async fn within_deadline(
         &self,
         key_id: &str,
         limits: &[Limit],
         requests: usize,
+        server: &mut Arc<Node>,
     ) -> Result<Vec<Decision>, Fault> {
         let kind = self.0.log.unwrap_or_else(|| LogKind::fit_for(limits));
-        let call = Call::new(key_id, kind, limits, requests);
-        let answer = tokio::time::timeout(self.0.timeout, self.run(kind, &call)).await;
-        answer.unwrap_or_else(|_elapsed| Err(Fault::from(FaultKind::Timeout)))
+        let call = Call::new(key_id, limits, requests);
+        let answer = tokio::time::timeout(self.0.timeout, self.run(key_id, kind, &call, server)).await;
+        if let Ok(answer) = answer {
+            server.link.was_answered();
+            return answer;
+        }
+        server.link.was_silent();
+        Err(Fault::from(FaultKind::Timeout))
     }
 
     /// Runs the script. A lost answer may mean recorded requests, so the repetition carries the same members, which a
     /// sorted set counts once. A list knows no members, and nothing else is repeated but what provably did not run.
-    async fn run(&self, kind: LogKind, call: &Call<'_>) -> Result<Vec<Decision>, Fault> {
-        let epoch = self.0.breaker.epoch();
-        let (generation, mut connection) = self.0.link.connection(epoch).await?;
-        match evaluate(&mut connection, kind, call, false).await {
-            Err(error) if error.is_connection_dropped() => {
-                self.0.link.discard(generation);
-                if kind == LogKind::List {
-                    return Err(error.into());
+    async fn run(
+        &self,
+        key_id: &str,
+        kind: LogKind,
+        call: &Call<'_>,
+        server: &mut Arc<Node>,
+    ) -> Result<Vec<Decision>, Fault> {
+        let (mut repeated, mut asking, mut detours) = (false, false, 0);
+        loop {
+            let (generation, connection) = server.link.connection(server.breaker.epoch()).await?;
+            let mut connection = if asking { connection.asking() } else { connection };
+            let error = match evaluate(&mut connection, kind, call, repeated).await {
+                Ok(decisions) => return Ok(decisions),
+                Err(error) => error,
+            };
+            // Lost, or cut in mid-answer, or of no sense: all the same, the decision may have been made.
+            let is_lost = error.is_unrecoverable_error();
+            if is_lost || is_of_the_connection(&error) {
+                server.link.discard(generation);
+            }
+            if is_lost && !repeated && kind != LogKind::List {
+                repeated = true;
+                continue;
+            }
+            let next = self.0.servers.after(&error, connection.endpoint()).filter(|_| detours < MOST_DETOURS);
+            asking = matches!(next, Some(Next::Asking(_)));
+            match next {
+                Some(Next::To(other) | Next::Asking(other)) => *server = other,
+                Some(Next::Again) => {
+                    tokio::time::sleep(SLOT_PAUSE).await;
+                    *server = self.0.servers.deciding(key_id);
                 }
-                let (_, mut connection) = self.0.link.connection(epoch).await?;
-                Ok(evaluate(&mut connection, kind, call, true).await?)
+                None => return Err(error.into()),
             }
-            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) => {
-                // The server was demoted. A new connection may reach the new primary.
-                self.0.link.discard(generation);
-                Err(error.into())
+            if server.breaker.is_open() && !key_id.starts_with(PROBE_TAG) {
+                return Err(Fault::from(FaultKind::BreakerOpen));
             }
-            answer => Ok(answer?),
+            detours += 1;
         }
     }
 
@@ -186,30 +231,42 @@ impl RedisStore {
         let last = self.0.complained_at.load(Relaxed);
         if last == 0 || now >= last + COMPLAINT_INTERVAL.as_secs() {
             self.0.complained_at.store(now, Relaxed);
-            tracing::error!(%key, %fault, "Redis did not decide on a request; on_store_failure applied");
+            let remedy = fault.kind().remedy();
+            tracing::error!(%key, %fault, remedy, "Redis did not decide on a request; on_store_failure applied");
         }
     }
 
-    /// Tells the operator once, and tries in the background until the store decides again.
-    fn give_up(&self, fault: &Fault) {
-        tracing::error!(%fault, "Redis does not decide; on_store_failure applies");
-        let store = self.clone();
-        tokio::spawn(async move { store.probe().await });
+    /// Tells the operator once, and tries in the background until the server decides again.
+    fn give_up(&self, fault: &Fault, server: &Arc<Node>) {
+        tracing::error!(%fault, remedy = fault.kind().remedy(), "{server} does not decide; on_store_failure applies");
+        let (store, server, told) = (self.clone(), server.clone(), fault.kind());
+        tokio::spawn(async move { store.probe(&server, told).await });
     }
 
-    async fn probe(&self) {
-        // A decision for a key id that nobody can have: it needs the same commands and permissions as a real one.
+    /// What the operator was `told` needs no repetition, but an outage can end in front of a lock.
+    async fn probe(&self, server: &Arc<Node>, mut told: FaultKind) {
         let limits = [Limit::probe()];
         loop {
             tokio::time::sleep(PROBE_INTERVAL).await;
-            self.0.breaker.renew_epoch();
-            match self.within_deadline("~probe", &limits, 1).await {
-                Ok(_) => break,
-                Err(fault) => tracing::debug!(%fault, "Redis still does not decide"),
+            self.0.servers.refresh();
+            let Some(tag) = self.0.servers.tag_at(server, PROBE_TAG) else {
+                break tracing::info!("{server} has no part in the cluster any more");
+            };
+            server.breaker.renew_epoch();
+            match self.within_deadline(&tag, &limits, 1, &mut server.clone()).await {
+                Ok(_) => break tracing::info!("{server} decides again"),
+                // It decides, though not on this, which requests will meet or not.
+                Err(fault) if fault.kind().is_of_one_request() => {
+                    break tracing::info!("{server} decides again");
+                }
+                Err(fault) if fault.kind().needs_a_person() && told != fault.kind() => {
+                    told = fault.kind();
+                    tracing::error!(%fault, remedy = told.remedy(), "{server} still does not decide, now for this reason");
+                }
+                Err(fault) => tracing::debug!(%fault, "{server} still does not decide"),
             }
         }
-        self.0.breaker.close();
-        tracing::info!("Redis decides again");
+        server.breaker.close();
     }
 }
 
@@ -229,41 +286,19 @@ impl Drop for Turn<'_> {
 
 /// Scripts can vanish from a server at any time. Whole, this one is as good as by its hash.
 async fn evaluate(
-    connection: &mut MultiplexedConnection,
+    connection: &mut Connection,
     kind: LogKind,
     call: &Call<'_>,
     repeated: bool,
 ) -> Result<Vec<Decision>, RedisError> {
     let by_hash = call.command("EVALSHA", script::hash(kind), repeated);
-    let reply = match send(connection, &by_hash).await {
+    let reply = match connection.send(&by_hash).await {
         Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-            send(connection, &call.command("EVAL", script::source(kind), repeated)).await?
+            connection.send(&call.command("EVAL", script::source(kind), repeated)).await?
         }
         reply => reply?,
     };
     let numbers: Vec<i64> = redis::from_redis_value(reply)?;
     let wrong = || (ErrorKind::UnexpectedReturnType, "the script's reply has another form").into();
     call.decisions(&numbers).ok_or_else(wrong)
-}
-
-/// redis-rs hands a server's error out as a value.
-async fn send(connection: &mut MultiplexedConnection, command: &Cmd) -> Result<Value, RedisError> {
-    connection.send_packed_command(command).await?.extract_error()
-}
-
-impl From<RedisError> for Fault {
-    fn from(error: RedisError) -> Self {
-        let kind = match (error.kind(), error.code()) {
-            (ErrorKind::AuthenticationFailed | ErrorKind::Server(ServerErrorKind::NoPerm), _)
-            | (_, Some("NOAUTH" | "WRONGPASS")) => FaultKind::NotPermitted,
-            (ErrorKind::Server(ServerErrorKind::ReadOnly), _) => FaultKind::ReadOnly,
-            (ErrorKind::Server(ServerErrorKind::BusyLoading), _) | (_, Some("BUSY")) => FaultKind::Busy,
-            (_, Some("OOM" | "MISCONF")) => FaultKind::CannotWrite,
-            (ErrorKind::Parse | ErrorKind::UnexpectedReturnType, _) => FaultKind::BadReply,
-            (ErrorKind::Io, _) if error.is_timeout() => FaultKind::Timeout,
-            (ErrorKind::Io, _) => FaultKind::Disconnected,
-            _ => FaultKind::Other,
-        };
-        Self::new(kind, error.to_string())
-    }
 }

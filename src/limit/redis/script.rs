@@ -34,23 +34,27 @@ pub(super) fn hash(kind: LogKind) -> &'static str {
 
 /// One call for some requests of a caller, able to be sent again for the same requests.
 pub(super) struct Call<'a> {
-    keys: [String; 2],
+    keys: Vec<String>,
     members: Vec<String>,
     limits: &'a [Limit],
 }
 
 impl<'a> Call<'a> {
-    /// The caller's keys share a hash tag, so that a cluster serves them from one slot; `1` is the format's version.
-    pub(super) fn new(key_id: &str, kind: LogKind, limits: &'a [Limit], requests: usize) -> Self {
-        let suffix = match kind {
-            LogKind::SortedSet => "",
-            LogKind::List => ":list",
-        };
-        let key = |log: &str| format!("ratelimit:{{{key_id}}}:1:{log}{suffix}");
+    /// The caller's keys share a hash tag, so that a cluster serves them from one slot; `1` is the format's version. Only
+    /// those are named that the limits look at: a cluster that moves a slot serves one key of it at any moment, but two
+    /// only when the move is over.
+    pub(super) fn new(key_id: &str, limits: &'a [Limit], requests: usize) -> Self {
+        let key = |log: &str| format!("ratelimit:{{{key_id}}}:1:{log}");
+        let logs = [("admitted", false), ("attempted", true)];
+        let is_looked_at = |attempts| limits.iter().any(|limit| limit.count_refused == attempts);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
         let member = |_| format!("{now}:{:08x}", Uuid::new_v4().as_fields().0);
         Self {
-            keys: [key("admitted"), key("attempted")],
+            keys: logs
+                .iter()
+                .filter(|(_, attempts)| is_looked_at(*attempts))
+                .map(|(log, _)| key(log))
+                .collect(),
             members: (0..requests).map(member).collect(),
             limits,
         }
@@ -59,7 +63,7 @@ impl<'a> Call<'a> {
     /// `name` is `EVALSHA` with the script's hash or `EVAL` with the script.
     pub(super) fn command(&self, name: &str, script: &str, repeated: bool) -> Cmd {
         let mut command = redis::cmd(name);
-        command.arg(script).arg(2).arg(&self.keys).arg(u8::from(repeated));
+        command.arg(script).arg(self.keys.len()).arg(&self.keys).arg(u8::from(repeated));
         for number in arguments(self.limits) {
             command.arg(number);
         }

@@ -1,8 +1,7 @@
 -- Decides on requests of one caller and records them, atomically. Follows one of sorted_set.lua and list.lua, which know
 -- how a log is kept, in the same script.
 --
--- KEYS[1]  log of admissions
--- KEYS[2]  log of attempts; touched only by limits that count refusals
+-- KEYS     the log of admissions, if a limit looks at it, then the log of attempts, if a limit counts refusals
 -- ARGV[1]  "1" if these requests are repeated after a lost answer, else "0"
 -- ARGV[2]  the longest window of the limits that look at admissions, in microseconds; 0: there are none
 -- ARGV[3]  the longest window of the limits that look at attempts; 0: there are none
@@ -23,10 +22,17 @@
 local numbers = 6 + 3 * tonumber(ARGV[6])
 local requests = #ARGV - numbers
 local admissions = open(KEYS[1], tonumber(ARGV[2]), numbers)
-local attempts = open(KEYS[2], tonumber(ARGV[3]), numbers)
+local attempts = open(KEYS[#KEYS], tonumber(ARGV[3]), numbers)
 
 local function log_of(kind)
   return (kind == '1' or kind == '3') and attempts or admissions
+end
+
+-- Whoever is refused does not record, but the window can have grown since the newest entry was: a log must not expire
+-- while requests are refused by what it holds.
+local function keep(log)
+  pull_back(log)
+  if log.size > 0 then expire(log, at(log, log.size - 1)) end
 end
 
 -- A repetition is in its log already, and what was admitted stays so.
@@ -54,7 +60,7 @@ if attempts then
   if attempts.size > most then keep_newest(attempts, most) end
 end
 if admitted < requests then
-  if admissions then pull_back(admissions) end
+  if admissions then keep(admissions) end
   if attempts then pull_back(attempts) end
 end
 
@@ -65,7 +71,8 @@ for i = 7, numbers, 3 do
   local used = count(log, window)
   local oldest_leaves, wait = 0, 0
   if used > 0 then
-    oldest_leaves = math.max(0, at(log, log.size - used) + window - clock)
+    -- An entry from the future stays no longer than one made now: the first refusal makes it one.
+    oldest_leaves = math.max(0, math.min(window, at(log, log.size - used) + window - clock))
   end
   if used >= allowed then
     -- Room comes when the entry at rank n - allowed leaves, not always the oldest: limits can be lowered.

@@ -14,11 +14,29 @@ local function score(key, rank)
   return found and tonumber(found)
 end
 
+-- A log goes a second after its newest entry has left the longest window.
+local function expire(log, newest)
+  call('PEXPIRE', log.key, format('%.0f', math.ceil((newest + log.longest - clock) / 1000) + 1000))
+end
+
+-- A log that was kept as a list, while the limits were other ones, goes on as a sorted set.
+local function adopt(key, longest)
+  local times = call('LRANGE', key, 0, -1)
+  call('DEL', key)
+  for i = 1, #times do call('ZADD', key, times[i], format('%s:%08x', times[i], i)) end
+  expire({ key = key, longest = longest }, tonumber(times[1]))
+end
+
 -- A log without what no window holds any more; nil where no limit looks at it. The members of the requests stand in
 -- ARGV behind the `numbers` first ones.
 local function open(key, longest, numbers)
   if longest == 0 then return nil end
-  local oldest = score(key, 0)
+  local first = redis.pcall('ZRANGE', key, 0, 0, 'WITHSCORES')
+  if first.err then
+    adopt(key, longest)
+    first = call('ZRANGE', key, 0, 0, 'WITHSCORES')
+  end
+  local oldest = first[2] and tonumber(first[2])
   if oldest and oldest <= clock - longest then
     call('ZREMRANGEBYSCORE', key, '-inf', format('%.0f', clock - longest))
     oldest = nil
@@ -48,7 +66,7 @@ end
 local function record(log, first, last)
   local now = format('%.0f', clock)
   for i = first, last do call('ZADD', log.key, now, ARGV[i]) end
-  call('PEXPIRE', log.key, format('%.0f', math.ceil(log.longest / 1000) + 1000))
+  expire(log, clock)
   log.oldest = log.oldest or log.size == 0 and clock or nil
   log.size = log.size + last - first + 1
 end
