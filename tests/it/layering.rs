@@ -52,7 +52,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
 /// Crates that only these files may name.
 const CONFINED: &[(&str, &[&str])] = &[
     ("redis", &["limit/redis/"]),
-    ("rustls", &["tls/", "reload.rs", "server/", "upstream/connect.rs"]),
+    ("rustls", &["tls/", "reload.rs", "server/", "upstream/connect.rs", "limit/redis/"]),
     ("clap", &["cli.rs"]),
     ("rcgen", &["tls/"]),
     ("toml_edit", &["key_file.rs"]),

@@ -1,6 +1,6 @@
 //! What the operator sees: one line and one count for each request, however it ends, and labels that nobody can multiply.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
@@ -251,6 +251,8 @@ async fn the_exposition_is_openmetrics_and_names_every_metric() {
         "tollgate_time_to_first_byte_seconds",
         "tollgate_limiter_decision_seconds",
         "tollgate_limiter_faults",
+        "tollgate_limiter_fallbacks",
+        "tollgate_limiter_replicas",
         "tollgate_limiter_store_up",
         "tollgate_connections",
         "tollgate_connections_refused",
@@ -364,4 +366,45 @@ async fn text_lines_escape_what_a_request_or_an_upstream_can_put_into_them() {
     assert!(of_requests[1].contains("status=200") && of_requests[1].contains("key=\"alice\""), "{log}");
     assert!(of_requests[1].contains(r#"upstream_request_id="a\tb""#), "{log}");
     assert!(!log.contains('\x1b') && !log.contains('\t') && !log.contains("c=d"), "{log:?}");
+}
+
+/// An alert on a series that comes with the first fault would miss that fault.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_can_be_alerted_on_stands_at_zero_from_the_start() {
+    let upstream = upstream(&Gate::default()).await;
+    let proxy = ProxyBuilder::before(&upstream).tier("alice", LIMITS).start().await;
+    let of = |name: &'static str| {
+        let proxy = &proxy;
+        async move { series(proxy, name).await.into_iter().collect::<BTreeMap<_, _>>() }
+    };
+    for (name, label, values) in [
+        (
+            "tollgate_limiter_faults_total",
+            "kind",
+            &[
+                "timeout",
+                "disconnected",
+                "not_permitted",
+                "read_only",
+                "busy",
+                "cannot_write",
+                "cluster",
+                "wrong_type",
+                "bad_reply",
+                "breaker_open",
+                "other",
+            ][..],
+        ),
+        ("tollgate_limiter_fallbacks_total", "policy", &["allow", "deny", "local"]),
+        (
+            "tollgate_connections_refused_total",
+            "reason",
+            &["too_many", "too_many_from_address", "accept_failed", "handshake_failed", "handshake_timeout"],
+        ),
+        ("tollgate_connections_expired_total", "reason", &["slow_head", "idle", "write_stalled"]),
+    ] {
+        let expected: BTreeMap<_, _> =
+            values.iter().map(|value| (format!("{name}{{{label}=\"{value}\"}}"), 0.0)).collect();
+        assert_eq!(of(name).await, expected);
+    }
 }

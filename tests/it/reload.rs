@@ -7,7 +7,8 @@ use crate::harness::{Gate, Proxy, ProxyBuilder, Script, Upstream};
 
 const LIMITS: &str = r#"{ requests = 100, per = "1m" }"#;
 
-async fn reload(proxy: &Proxy, expected: &str) -> Value {
+/// Sends SIGHUP and waits for the line that begins so.
+pub(crate) async fn reload(proxy: &Proxy, expected: &str) -> Value {
     let before = proxy.logs.all().len();
     proxy.signal(Signal::HUP).await;
     let says =

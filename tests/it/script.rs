@@ -15,14 +15,14 @@ use tollgate::limit::{
 
 use crate::harness::Redis;
 
-const KINDS: [LogKind; 2] = [LogKind::SortedSet, LogKind::List];
+pub(crate) const KINDS: [LogKind; 2] = [LogKind::SortedSet, LogKind::List];
 
 /// Real clocks have sixteen digits, which is where careless Lua loses the last two.
-const NOW: u64 = 1_796_050_811_123_457;
+pub(crate) const NOW: u64 = 1_796_050_811_123_457;
 
 const HOUR: u64 = 3_600_000_000;
 
-fn limit(requests: u32, window_micros: u64) -> Limit {
+pub(crate) fn limit(requests: u32, window_micros: u64) -> Limit {
     let window = Window::new(Duration::from_micros(window_micros)).unwrap();
     Limit::new(NonZeroU32::new(requests).unwrap(), window)
 }
@@ -31,21 +31,21 @@ fn counting_refusals(limit: Limit) -> Limit {
     Limit { count_refused: true, ..limit }
 }
 
-struct Script {
+pub(crate) struct Script {
     connection: Connection,
     script: redis::Script,
     requests: u32,
 }
 
 impl Script {
-    fn new(redis: &Redis, kind: LogKind) -> Self {
+    pub(crate) fn new(redis: &Redis, kind: LogKind) -> Self {
         let clock = "call('TIME')";
         assert_eq!(source(kind).matches(clock).count(), 1, "the script reads the clock once");
         let script = redis::Script::new(&source(kind).replace(clock, "call('MGET', 'seconds', 'micros')"));
         Self { connection: redis.connection(), script, requests: 0 }
     }
 
-    fn decide(&mut self, limits: &[Limit], now: u64) -> Decision {
+    pub(crate) fn decide(&mut self, limits: &[Limit], now: u64) -> Decision {
         self.decide_together(limits, now, 1).remove(0)
     }
 
@@ -74,7 +74,7 @@ impl Script {
         decisions(&reply, limits, members.len()).unwrap()
     }
 
-    fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         let _: () = redis::cmd("FLUSHALL").query(&mut self.connection).unwrap();
     }
 
@@ -223,4 +223,26 @@ async fn repeated_requests_of_one_call_count_once() {
     assert_eq!(original, repeated);
     assert_eq!(original.iter().filter(|decision| decision.verdict == Verdict::Admit).count(), 3);
     assert_eq!(script.entries("admitted"), 5);
+}
+
+#[tokio::test]
+async fn a_log_goes_on_when_it_is_kept_otherwise() {
+    let redis = Redis::start().await;
+    let scripts = RefCell::new(KINDS.map(|kind| Script::new(&redis, kind)));
+    let schedule = (some_limits(), prop::collection::vec((0..4_000_u64, 0..2_usize), 1..60));
+    run(&schedule, |(limits, turns)| {
+        let mut scripts = scripts.borrow_mut();
+        scripts[0].forget();
+        let (mut logs, mut now) = (Logs::default(), NOW);
+        for (turn, (gap, kind)) in turns.into_iter().enumerate() {
+            now += gap;
+            prop_assert_eq!(scripts[kind].decide(&limits, now), logs.decide(&limits, now), "turn {}", turn);
+            let script = &mut scripts[kind];
+            for key in ["admitted", "attempted"] {
+                let expires_in: i64 = script.connection.pttl(key).unwrap();
+                prop_assert_ne!(expires_in, -1, "{} expires", key);
+            }
+        }
+        Ok(())
+    });
 }

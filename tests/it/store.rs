@@ -6,7 +6,9 @@ use redis::Commands;
 use tollgate::{
     keys::KeyId,
     limit::{
-        Decision, Limit, LogKind, Verdict, Window, breaker::Breaker, memory::MemoryStore, redis::RedisStore,
+        Decision, Limit, LogKind, Verdict, Window,
+        memory::MemoryStore,
+        redis::{Deployment, RedisStore, topology::Topology},
     },
 };
 
@@ -34,8 +36,8 @@ enum Store {
 
 /// A store that remembers nothing of what another one saw.
 fn fresh(redis: &Redis, log: LogKind) -> RedisStore {
-    let breaker = Arc::new(Breaker::default());
-    RedisStore::new(&redis.url(), Duration::from_secs(20), Some(log), breaker).unwrap()
+    let topology = Topology::Single(redis.url().parse().unwrap());
+    RedisStore::new(&Arc::new(Deployment::new(topology, None)), Duration::from_secs(20), Some(log))
 }
 
 impl Store {

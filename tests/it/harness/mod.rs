@@ -1,21 +1,29 @@
 //! The nouns of the tests: an upstream that does as it is told, the proxy before it, Redis, and clients.
 
+pub(crate) mod attack;
+mod cluster;
 mod command;
+pub(crate) mod oracle;
 mod plain;
 mod proxy;
 pub(crate) mod raw;
 mod redis;
+mod sentinel;
 mod upstream;
+mod weak_link;
 mod wire;
 
 use std::time::Duration;
 
 pub(crate) use self::{
+    cluster::Cluster,
     command::{Said, pasted, tollgate, tollgate_reading},
     plain::{Answer, Plain},
     proxy::{Proxy, ProxyBuilder, key, secret},
-    redis::Redis,
+    redis::{Redis, free_port},
+    sentinel::Sentinel,
     upstream::{Gate, Received, Script, Upstream},
+    weak_link::{Mishap, WeakLink},
     wire::{Link, Wire},
 };
 

@@ -87,6 +87,14 @@ impl ProxyBuilder {
         ))
     }
 
+    /// Counts in the Redis that these lines of `[limiter.redis]` describe, and turns requests away on which it does not
+    /// decide.
+    pub(crate) fn counting_in(self, lines: &str) -> Self {
+        self.section(&format!(
+            "[limiter]\nstore = \"redis\"\non_store_failure = \"deny\"\n[limiter.redis]\n{lines}\n"
+        ))
+    }
+
     /// Any other sections.
     pub(crate) fn section(mut self, lines: &str) -> Self {
         writeln!(self.rest, "{lines}").unwrap();
@@ -102,6 +110,24 @@ impl ProxyBuilder {
     pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
         self.environment.push((name.to_owned(), value.to_owned()));
         self
+    }
+
+    /// Runs it with a wall clock that is wrong by so much, such as `+1h`. Its monotonic clock goes on as it is.
+    pub(crate) fn clock(self, offset: &str) -> Self {
+        // The wrapper knows where its library lies, and what the variable is called here.
+        let wrapper = std::process::Command::new("faketime").args(["-f", "+0", "env"]).output();
+        let told =
+            String::from_utf8(wrapper.expect("faketime is installed; tests/run does that").stdout).unwrap();
+        let preload = |line: &str| {
+            let (name, library) = line.split_once('=')?;
+            (name == "LD_PRELOAD" || name.starts_with("DYLD_")).then(|| (name.to_owned(), library.to_owned()))
+        };
+        told.lines()
+            .filter_map(preload)
+            .fold(self, |builder, (name, value)| builder.env(&name, &value))
+            .env("FAKETIME", offset)
+            .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+            .env("DONT_FAKE_MONOTONIC", "1")
     }
 
     pub(crate) fn text(&self) -> String {
@@ -227,6 +253,11 @@ impl Proxy {
     pub(crate) async fn logged(&self, path: &str) -> Value {
         let is_it = |line: &Value| line["target"] == "tollgate::access" && line["fields"]["path"] == path;
         self.logs.wait_for(path, is_it).await["fields"].clone()
+    }
+
+    /// Waits for the end of the look at Redis that follows a start.
+    pub(crate) async fn has_looked_at_redis(&self) {
+        self.logs.wait_for("the look at Redis", |line| line["fields"]["message"] == "looked at Redis").await;
     }
 
     pub(crate) async fn pid(&self) -> u32 {
