@@ -88,18 +88,10 @@ pub fn run(
     let (tls, certificate) = tls::server_config(&config.server.tls)?;
     announce_certificate(&certificate, &config.server.tls);
     let tls = Arc::new(ArcSwap::from(tls));
-    let policy = Policy::compile(config)?;
-    if config.keys.is_empty() {
-        tracing::warn!(
-            "no [[keys]] are configured, so everybody is answered 401; `tollgate key new` makes one"
-        );
-    }
-    let bounds = config.server.bounds.clone();
+    let shared = shared(config)?;
+    let bounds = &shared.bounds;
     let admission =
         Admission::new(affordable_connections(bounds.max_connections), bounds.max_connections_per_ip);
-    let key_labels = config.admin.as_ref().is_some_and(|admin| admin.key_labels);
-    let metrics = Arc::new(Metrics::new(key_labels, &known_labels()));
-    let shared = Arc::new(Shared { policy: ArcSwap::from_pointee(policy), metrics, bounds });
     let store = deployment(&config.limiter.store)?;
     let phase = watch::Sender::new(Phase::Serving);
     let cut = Cut::default();
@@ -152,6 +144,19 @@ pub fn run(
         config.server.drain_timeout,
         reload,
     )))
+}
+
+/// What all workers share.
+fn shared(config: &Config) -> Result<Arc<Shared>, TlsError> {
+    let policy = ArcSwap::from_pointee(Policy::compile(config)?);
+    if config.keys.is_empty() {
+        tracing::warn!(
+            "no [[keys]] are configured, so everybody is answered 401; `tollgate key new` makes one"
+        );
+    }
+    let key_labels = config.admin.as_ref().is_some_and(|admin| admin.key_labels);
+    let metrics = Arc::new(Metrics::new(key_labels, &known_labels()));
+    Ok(Arc::new(Shared { policy, metrics, bounds: config.server.bounds.clone() }))
 }
 
 /// Reloads when it is told to, waits for the wish to end, lets the workers drain, and cuts them short when time or
