@@ -81,7 +81,7 @@ impl Proxy {
         conn: ConnInfo,
         request: Request<Incoming>,
     ) -> Result<Response<Body>, Infallible> {
-        let (mut head, incoming) = request.into_parts();
+        let (head, incoming) = request.into_parts();
         let policy = self.shared.policy.load_full();
         let request_id = request_id(&head);
         let metrics = self.shared.metrics.clone();
@@ -89,7 +89,8 @@ impl Proxy {
             Exchange::begin(metrics, conn.client, conn.cut, head.method.clone(), head.uri.path(), request_id);
         let upload = Upload::new(incoming, self.upload_bounds());
         let waits_for_continue = head.headers.contains_key(EXPECT);
-        Ok(match self.handle(&policy, &mut exchange, &mut head, &upload).await {
+        let wants_no_body = head.method == Method::HEAD;
+        Ok(match self.handle(&policy, &mut exchange, head, &upload).await {
             Ok(answer) => pass_on(answer, &policy, exchange),
             Err(error) => {
                 if !waits_for_continue || upload.has_begun() {
@@ -97,7 +98,7 @@ impl Proxy {
                         if exchange.principal.is_some() { DRAIN } else { DRAIN_OF_STRANGERS };
                     upload.drain(most, within).await;
                 }
-                refuse(&error, &policy, exchange, head.method == Method::HEAD)
+                refuse(&error, &policy, exchange, wants_no_body)
             }
         })
     }
@@ -107,10 +108,10 @@ impl Proxy {
         &self,
         policy: &Policy,
         exchange: &mut Exchange,
-        head: &mut Parts,
+        mut head: Parts,
         upload: &Upload,
     ) -> Result<Response<AnswerBody>, Error> {
-        hygiene::inspect(head)?;
+        hygiene::inspect(&head)?;
         let principal = auth::authenticate(&policy.keys, &head.headers, head.uri.query(), Timestamp::now())?;
         exchange.authenticated(&principal, policy.tier(&principal));
 
@@ -121,8 +122,8 @@ impl Proxy {
         self.admit(exchange, &principal.key, policy.tier(&principal)).await?;
 
         let nothing_follows = upload.body().is_end_stream();
-        forward::outgoing(head, &route, &policy.keys, &exchange.request_id, nothing_follows);
-        Ok(self.upstreams.send(&route.target, head.clone(), upload).await?)
+        forward::outgoing(&mut head, &route, &policy.keys, &exchange.request_id, nothing_follows);
+        Ok(self.upstreams.send(&route.target, head, upload).await?)
     }
 
     fn upload_bounds(&self) -> UploadBounds {
