@@ -17,7 +17,8 @@ use crate::{
     upstream::Target,
 };
 
-/// Makes the head for the upstream of `route` out of the client's. `body_is_empty`: nothing follows it.
+/// Makes the head for the upstream of `route` out of the client's, but for what depends on the endpoint that gets it.
+/// `body_is_empty`: nothing follows it.
 pub fn outgoing(
     head: &mut Parts,
     route: &Route,
@@ -25,8 +26,7 @@ pub fn outgoing(
     request_id: &HeaderValue,
     body_is_empty: bool,
 ) {
-    let target = &*route.target;
-    head.uri = outgoing_uri(target, &route.path, head.uri.query(), keys);
+    head.uri = outgoing_uri(&route.path, head.uri.query(), keys);
     head.version = Version::HTTP_11;
     let headers = &mut head.headers;
     remove_hop_by_hop(headers);
@@ -37,8 +37,7 @@ pub fn outgoing(
         headers.insert(header::CONTENT_LENGTH, HeaderValue::from_static("0"));
     }
     join_cookies(headers);
-    swap_credentials(headers, target, keys);
-    headers.insert(header::HOST, target.host.clone());
+    remove_credentials(headers, &route.target, keys);
     headers.insert(X_REQUEST_ID, request_id.clone());
 }
 
@@ -51,22 +50,13 @@ fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
-/// The upstream's path, the route's, and the query without our keys.
-fn outgoing_uri(target: &Target, path: &str, query: Option<&str>, keys: &KeyStore) -> Uri {
-    let path = join(&target.base_path, path);
+/// The route's path, and the query without our keys.
+fn outgoing_uri(path: &str, query: Option<&str>, keys: &KeyStore) -> Uri {
     let whole = match query.map(|query| without_our_keys(query, keys)) {
-        Some(query) if !query.is_empty() => format!("{path}?{query}"),
-        _ => path,
+        Some(query) if !query.is_empty() => PathAndQuery::try_from(format!("{path}?{query}")),
+        _ => PathAndQuery::try_from(path),
     };
-    let whole = PathAndQuery::try_from(whole).expect("parts of a valid URI make a valid URI");
-    Uri::from(whole)
-}
-
-/// Puts the upstream's base path in front, unless the request's path begins with it already: `/v1` and `/v1/models`
-/// are never `/v1/v1/models`.
-fn join(base: &str, path: &str) -> String {
-    let has_base = path.strip_prefix(base).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-    if has_base { path.to_owned() } else { format!("{base}{path}") }
+    Uri::from(whole.expect("parts of a valid URI make a valid URI"))
 }
 
 fn without_our_keys(query: &str, keys: &KeyStore) -> String {
@@ -80,18 +70,15 @@ fn without_our_keys(query: &str, keys: &KeyStore) -> String {
     query.split('&').filter(|pair| !holds_our_key(pair)).collect::<Vec<_>>().join("&")
 }
 
-/// Takes the client's credentials out and puts the upstream's in. Where the upstream has none configured, what is no
-/// key of ours passes: clients then bring their own upstream key beside ours.
-fn swap_credentials(headers: &mut HeaderMap, target: &Target, keys: &KeyStore) {
+/// Takes the client's credentials out. Where the upstream has none configured, what is no key of ours passes: clients
+/// then bring their own upstream key beside ours.
+fn remove_credentials(headers: &mut HeaderMap, target: &Target, keys: &KeyStore) {
     for slot in &auth::SLOTS {
         let is_ours =
             |value: &HeaderValue| value.to_str().is_ok_and(|value| auth::holds_our_key(keys, value));
-        if target.credential.is_some() || headers.get_all(slot).iter().any(is_ours) {
+        if target.has_credential() || headers.get_all(slot).iter().any(is_ours) {
             headers.remove(slot);
         }
-    }
-    if let Some(credential) = &target.credential {
-        headers.insert(credential.header.clone(), credential.value.clone());
     }
 }
 
@@ -117,14 +104,13 @@ mod tests {
         head
     }
 
-    fn target(base_path: &str, credential: Option<(&'static str, &'static str)>) -> Target {
-        let credential = credential.map(|(header, value)| Credential {
-            header: header::HeaderName::from_static(header),
+    /// An upstream with a credential of its own, or without.
+    fn target(credential: Option<&'static str>) -> Target {
+        let credential = credential.map(|value| Credential {
+            header: header::HeaderName::from_static("x-api-key"),
             value: HeaderValue::from_static(value),
         });
-        let mut target = Target::for_test("up.example:8080");
-        (target.base_path, target.credential) = (base_path.to_owned(), credential);
-        target
+        Target::for_test("up", credential)
     }
 
     #[test]
@@ -135,46 +121,32 @@ mod tests {
             "/v1/a;b=c?alt=sse",
             "/v1/",
         ] {
-            assert_eq!(sent(target("", None), uri, &[]).uri.to_string(), uri);
+            assert_eq!(sent(target(None), uri, &[]).uri.to_string(), uri);
         }
     }
 
     #[test]
-    fn a_base_path_is_put_in_front_once() {
-        for (base, uri, expected) in [
-            ("/v1", "/v1/models", "/v1/models"),
-            ("/v1", "/models", "/v1/models"),
-            ("/openai/v1", "/v1/models?a=b", "/openai/v1/v1/models?a=b"),
-            ("/api", "/v1/models", "/api/v1/models"),
-            ("/v1", "/v10/x", "/v1/v10/x"),
-        ] {
-            assert_eq!(sent(target(base, None), uri, &[]).uri.to_string(), expected, "{base} and {uri}");
-        }
-    }
-
-    #[test]
-    fn our_keys_leave_every_slot_and_the_upstreams_credential_comes_in() {
+    fn our_keys_leave_every_slot() {
         let bearer = format!("Bearer {OURS}");
         let slots =
             [("authorization", &*bearer), ("x-api-key", OURS), ("api-key", OURS), ("x-goog-api-key", OURS)];
         let uri = format!("/v1/x?a=1&key={OURS}&b=2");
-        let head = sent(target("", Some(("x-api-key", "upstream-secret"))), &uri, &slots);
+        let head = sent(target(Some("upstream-secret")), &uri, &slots);
         assert_eq!(head.uri.to_string(), "/v1/x?a=1&b=2");
-        assert_eq!(head.headers.get("x-api-key").unwrap(), "upstream-secret");
         let shown = format!("{:?} {}", head.headers, head.uri);
         assert!(!shown.contains("sk-tg"), "{shown}");
-        let encoded = sent(target("", None), &format!("/v1/x?key={}", OURS.replace('-', "%2d")), &[]);
+        let encoded = sent(target(None), &format!("/v1/x?key={}", OURS.replace('-', "%2d")), &[]);
         assert_eq!(encoded.uri.to_string(), "/v1/x");
     }
 
     #[test]
     fn a_clients_own_upstream_key_passes_only_where_none_is_configured() {
         let slots = [("authorization", "Bearer sk-their-own"), ("x-api-key", OURS)];
-        let passed = sent(target("", None), "/v1/x?key=theirs", &slots);
+        let passed = sent(target(None), "/v1/x?key=theirs", &slots);
         assert_eq!(passed.headers.get("authorization").unwrap(), "Bearer sk-their-own");
         assert_eq!(passed.uri.query(), Some("key=theirs"));
         assert!(!passed.headers.contains_key("x-api-key"));
-        let replaced = sent(target("", Some(("api-key", "ours"))), "/v1/x", &slots);
+        let replaced = sent(target(Some("ours")), "/v1/x", &slots);
         assert!(!replaced.headers.contains_key("authorization"));
     }
 
@@ -188,17 +160,17 @@ mod tests {
     }
 
     #[test]
-    fn host_and_framing_are_the_upstreams() {
+    fn the_clients_framing_stays_behind() {
         let slots = [
             ("connection", "x-secret, host"),
             ("x-secret", "1"),
             ("transfer-encoding", "chunked"),
             ("expect", "100-continue"),
         ];
-        let head = sent(target("", None), "/v1/x", &slots);
+        let head = sent(target(None), "/v1/x", &slots);
         let mut left: Vec<_> =
             head.headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
         left.sort_unstable();
-        assert_eq!(left, [("host", "up.example:8080"), ("x-request-id", "r1")]);
+        assert_eq!(left, [("host", "localhost:8443"), ("x-request-id", "r1")]);
     }
 }

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     fn table(prefixes: &[&str]) -> RouteTable {
-        let target = |prefix: &str| Arc::new(Target::for_test(prefix));
+        let target = |prefix: &str| Arc::new(Target::for_test(prefix, None));
         RouteTable::new(prefixes.iter().map(|prefix| ((*prefix).to_owned(), target(prefix))).collect())
     }
 

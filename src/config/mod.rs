@@ -20,20 +20,16 @@ use std::{
     time::Duration,
 };
 
-use hyper::{
-    Uri,
-    header::{HeaderName, HeaderValue},
-};
 use jiff::Timestamp;
 use toml::de::DeTable;
 
+pub use self::upstreams::{Connection, Credential, Endpoint, Upstream};
 use self::{
     problems::{Problem, Problems},
     source::Source,
     table::TableReader,
 };
 use crate::{
-    dialect::Dialect,
     keys::{KeyHash, KeyId},
     limit::{Limit, LogKind, redis::topology::Topology},
 };
@@ -237,45 +233,12 @@ pub struct Key {
     pub disabled: bool,
 }
 
-/// `[[upstreams]]`.
-#[derive(Clone, Debug)]
-pub struct Upstream {
-    /// `name`, in logs and metrics.
-    pub name: Arc<str>,
-    /// `url`: scheme `http` or `https`, authority, and a path that goes before the request's: `/` or without a slash at its end.
-    pub url: Uri,
-    /// `paths`: prefixes, each `/` or without a slash at its end.
-    pub paths: Vec<String>,
-    /// `dialect`; nothing: judged by each request's path.
-    pub dialect: Option<Dialect>,
-    /// `credential` set in place of the client's; nothing: what is no Tollgate key passes.
-    pub credential: Option<Credential>,
-    /// `ca_file`: trust these certificates (PEM) and not the system's.
-    pub ca_file: Option<PathBuf>,
-    /// `connect_timeout`, TLS included. Default 5 s.
-    pub connect_timeout: Duration,
-    /// `first_byte_timeout`: from the request's last byte to the answer's head. Default 600 s.
-    pub first_byte_timeout: Duration,
-    /// `idle_timeout`: between two pieces of an answer. Default 600 s.
-    pub idle_timeout: Duration,
-    /// `pool_idle_timeout`: how long an unused connection is kept. Default 10 s.
-    pub pool_idle_timeout: Duration,
-}
-
-/// `credential = { header, value | value_file, prefix }`. The value is marked sensitive.
-#[derive(Clone, Debug)]
-pub struct Credential {
-    /// `header`, such as `authorization` or `x-api-key`.
-    pub header: HeaderName,
-    /// The whole value; its `Debug` shows nothing.
-    pub value: HeaderValue,
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs;
 
     use super::*;
+    use crate::dialect::Dialect;
 
     const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/config");
 
@@ -360,7 +323,7 @@ mod tests {
         assert_eq!(tiers, [("free", 1), ("paid", 2), ("enterprise", 1)]);
         assert!(matches!(config.limiter.store, Store::Memory));
         assert!(config.keys.is_empty());
-        assert!(config.upstreams[0].credential.is_none());
+        assert!(config.upstreams[0].endpoints[0].credential.is_none());
     }
 
     /// What the shipped file shows in comments is right, too.
@@ -394,9 +357,10 @@ mod tests {
         assert_eq!((config.limiter.on_store_failure, config.limiter.replicas), (OnStoreFailure::Local, None));
         let [upstream] = &config.upstreams[..] else { panic!("one upstream") };
         assert_eq!(upstream.paths, ["/"]);
-        assert_eq!(upstream.connect_timeout, Duration::from_secs(5));
-        assert_eq!(upstream.pool_idle_timeout, Duration::from_secs(10));
-        assert!(upstream.dialect.is_none() && upstream.credential.is_none() && upstream.ca_file.is_none());
+        assert_eq!(upstream.connection.connect_timeout, Duration::from_secs(5));
+        assert_eq!(upstream.connection.pool_idle_timeout, Duration::from_secs(10));
+        assert!(upstream.dialect.is_none() && upstream.connection.ca_file.is_none());
+        assert!(upstream.endpoints.len() == 1 && upstream.endpoints[0].credential.is_none());
     }
 
     #[test]
@@ -471,15 +435,15 @@ mod tests {
         assert_eq!(openai.paths, ["/v1", "/openai"]);
         assert_eq!(openai.dialect, Some(Dialect::Openai));
         assert_eq!(openai.idle_timeout, Duration::from_secs(3 * 3600));
-        let credential = openai.credential.as_ref().unwrap();
+        let credential = openai.endpoints[0].credential.as_ref().unwrap();
         assert_eq!(
             (credential.header.as_str(), credential.value.to_str().unwrap()),
             ("authorization", "Bearer sk-PLANTED-variable")
         );
         assert!(credential.value.is_sensitive());
-        assert_eq!(local.credential.as_ref().unwrap().value, "sk-PLANTED-file");
-        assert_eq!((local.url.path(), beta.url.host()), ("/base", Some("backend")));
-        assert!(local.ca_file.as_ref().unwrap().ends_with("valid/../ca.pem"));
+        assert_eq!(local.endpoints[0].credential.as_ref().unwrap().value, "sk-PLANTED-file");
+        assert_eq!((local.endpoints[0].url.path(), beta.endpoints[0].url.host()), ("/base", Some("backend")));
+        assert!(local.connection.ca_file.as_ref().unwrap().ends_with("valid/../ca.pem"));
     }
 
     #[test]

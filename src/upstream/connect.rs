@@ -17,6 +17,7 @@ use super::{
     pool::Connection,
     socket::{Heard, Socket},
 };
+use crate::config;
 
 /// More than this is no head of an answer.
 const MAX_HEAD_BYTES: usize = 64 * 1024;
@@ -31,17 +32,28 @@ pub(super) struct Origin {
     host: String,
     port: u16,
     trust: Option<Arc<ClientConfig>>,
+    connect_timeout: Duration,
+    /// How long an unused connection is kept.
+    pub(super) pool_idle_timeout: Duration,
 }
 
 impl Origin {
-    pub(super) fn new(url: &Uri, trust: Option<Arc<ClientConfig>>) -> Self {
+    pub(super) fn new(url: &Uri, trust: Option<Arc<ClientConfig>>, connection: &config::Connection) -> Self {
         let host = url.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
         let well_known = if trust.is_some() { 443 } else { 80 };
         let port = url.port_u16().unwrap_or(well_known);
-        Self { host: host.to_owned(), port, trust }
+        let config::Connection { connect_timeout, pool_idle_timeout, .. } = *connection;
+        Self { host: host.to_owned(), port, trust, connect_timeout, pool_idle_timeout }
     }
 
     pub(super) async fn connect(&self) -> Result<Connection, SendError> {
+        match tokio::time::timeout(self.connect_timeout, self.open()).await {
+            Ok(connected) => connected,
+            Err(_elapsed) => Err(SendError::ConnectTimeout),
+        }
+    }
+
+    async fn open(&self) -> Result<Connection, SendError> {
         let socket = self.dial().await.map_err(SendError::Connect)?;
         match &self.trust {
             None => speak_http(socket).await,

@@ -38,17 +38,17 @@ impl Idle {
 
 impl Pool {
     /// The most recently used connection that is ready. One that still uploads the end of its last request is not.
-    pub(super) fn take(&self, target: u64) -> Option<Connection> {
+    pub(super) fn take(&self, endpoint: u64) -> Option<Connection> {
         let now = Instant::now();
         let mut pool = self.idle();
-        let idle = pool.get_mut(&target)?;
+        let idle = pool.get_mut(&endpoint)?;
         idle.retain(|idle| idle.is_usable(now));
         let ready = idle.iter().rposition(|idle| idle.connection.sender.is_ready())?;
         Some(idle.remove(ready).connection)
     }
 
-    pub(super) fn lease(self: &Arc<Self>, target: u64, idle: Duration, connection: Connection) -> Lease {
-        Lease { pool: Arc::downgrade(self), target, idle, connection }
+    pub(super) fn lease(self: &Arc<Self>, endpoint: u64, idle: Duration, connection: Connection) -> Lease {
+        Lease { pool: Arc::downgrade(self), endpoint, idle, connection }
     }
 
     pub(super) fn close_idle(&self) {
@@ -59,9 +59,9 @@ impl Pool {
         });
     }
 
-    fn put(&self, target: u64, idle: Duration, connection: Connection) {
+    fn put(&self, endpoint: u64, idle: Duration, connection: Connection) {
         let mut pool = self.idle();
-        let connections = pool.entry(target).or_default();
+        let connections = pool.entry(endpoint).or_default();
         if connections.len() < MOST_IDLE {
             connections.push(Idle { connection, until: Instant::now() + idle });
         }
@@ -76,7 +76,7 @@ impl Pool {
 #[derive(Debug)]
 pub(super) struct Lease {
     pool: Weak<Pool>,
-    target: u64,
+    endpoint: u64,
     idle: Duration,
     connection: Connection,
 }
@@ -87,7 +87,7 @@ impl Lease {
         if let Some(pool) = self.pool.upgrade()
             && !self.connection.sender.is_closed()
         {
-            pool.put(self.target, self.idle, self.connection);
+            pool.put(self.endpoint, self.idle, self.connection);
         }
     }
 }

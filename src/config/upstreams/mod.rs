@@ -1,0 +1,106 @@
+//! Where requests go: `[[upstreams]]`.
+
+mod connection;
+mod credential;
+mod paths;
+mod url;
+
+use std::{sync::Arc, time::Duration};
+
+use hyper::Uri;
+
+pub use self::{connection::Connection, credential::Credential};
+use super::{callers::check_name, field::Field, source::Unique, table::TableReader};
+use crate::dialect::Dialect;
+
+/// `[[upstreams]]`.
+#[derive(Clone, Debug)]
+pub struct Upstream {
+    /// `name`, in logs and metrics.
+    pub name: Arc<str>,
+    /// `paths`: prefixes, each `/` or without a slash at its end.
+    pub paths: Vec<String>,
+    /// `dialect`; nothing: judged by each request's path.
+    pub dialect: Option<Dialect>,
+    /// Where its requests can go; at least one.
+    pub endpoints: Vec<Endpoint>,
+    /// How connections to its endpoints are made and kept.
+    pub connection: Connection,
+    /// `first_byte_timeout`: from the request's last byte to the answer's head. Default 600 s.
+    pub first_byte_timeout: Duration,
+    /// `idle_timeout`: between two pieces of an answer. Default 600 s.
+    pub idle_timeout: Duration,
+}
+
+/// One place that serves an upstream's requests.
+#[derive(Clone, Debug)]
+pub struct Endpoint {
+    /// `url`: scheme `http` or `https`, authority, and a path that goes before the request's: `/` or without a slash at its end.
+    pub url: Uri,
+    /// `credential` set in place of the client's; nothing: what is no Tollgate key passes.
+    pub credential: Option<Credential>,
+}
+
+/// The upstreams, of which there is at least one.
+pub(super) fn upstreams(root: &mut TableReader<'_>) -> Vec<Upstream> {
+    const NONE: &str = "there is no upstream; write a table [[upstreams]] with `name` and `url = \"https://api.openai.com\"`";
+    let Some(field) = root.field("upstreams") else {
+        root.report_missing(NONE.to_owned());
+        return Vec::new();
+    };
+    let Some(tables) = field.tables() else { return Vec::new() };
+    if field.is_empty_array() {
+        field.report(NONE.to_owned());
+    }
+    let mut seen = Seen {
+        names: Unique::new("name", "every upstream has its own"),
+        paths: Unique::new("prefix", "a path has one upstream; longer prefixes may branch off"),
+    };
+    let alone = tables.len() == 1;
+    tables.into_iter().filter_map(|table| upstream(table, alone, &mut seen)).collect()
+}
+
+struct Seen {
+    names: Unique<String>,
+    paths: Unique<String>,
+}
+
+fn upstream(mut table: TableReader<'_>, alone: bool, seen: &mut Seen) -> Option<Upstream> {
+    let name = table.require("name", "write `name = \"openai\"`", |field| name(field, &mut seen.names));
+    let endpoint = endpoint(&mut table);
+    let paths = paths::paths(&mut table, alone, &mut seen.paths);
+    let dialect = table.read("dialect", dialect);
+    let connection = connection::connection(&mut table);
+    let mut duration = |key, default| table.read(key, Field::duration).unwrap_or(default);
+    let first_byte_timeout = duration("first_byte_timeout", Duration::from_secs(600));
+    let idle_timeout = duration("idle_timeout", Duration::from_secs(600));
+    table.finish();
+    Some(Upstream {
+        name: name?,
+        paths,
+        dialect,
+        endpoints: vec![endpoint?],
+        connection,
+        first_byte_timeout,
+        idle_timeout,
+    })
+}
+
+fn endpoint(table: &mut TableReader<'_>) -> Option<Endpoint> {
+    let url =
+        table.require("url", "write `url = \"https://api.openai.com\"`", |field| field.parsed(url::url));
+    let credential = table.read("credential", credential::credential);
+    Some(Endpoint { url: url?, credential })
+}
+
+fn name(field: Field<'_>, names: &mut Unique<String>) -> Option<Arc<str>> {
+    let name = field.text()?;
+    check_name(&name, |message| field.report(message));
+    names.claim(name.clone(), field);
+    Some(name.into())
+}
+
+fn dialect(field: Field<'_>) -> Option<Dialect> {
+    let options = Dialect::NAMES.map(|name| (name, name));
+    field.choice(&options)?.parse().ok()
+}

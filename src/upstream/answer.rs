@@ -1,0 +1,93 @@
+//! The body of an upstream's answer.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use tokio::time::Sleep;
+
+use super::pool::Lease;
+
+/// The body of an answer: passed on as it comes, bounded in silence. At its end the connection goes back to the pool;
+/// dropped before, it is closed, which tells the upstream to stop.
+#[derive(Debug)]
+pub struct AnswerBody {
+    body: Incoming,
+    lease: Option<Lease>,
+    most_silence: Duration,
+    silence: Option<Pin<Box<Sleep>>>,
+}
+
+/// Why an answer broke off.
+#[derive(Debug, thiserror::Error)]
+pub enum AnswerError {
+    /// The upstream ended it before it was complete.
+    #[error("the upstream broke off: {0}")]
+    Broken(#[source] hyper::Error),
+    /// The upstream sent nothing for too long.
+    #[error("the upstream sent nothing for too long")]
+    Stalled,
+}
+
+impl AnswerBody {
+    pub(super) fn new(body: Incoming, lease: Lease, most_silence: Duration) -> Self {
+        let mut this = Self { body, lease: Some(lease), most_silence, silence: None };
+        this.release_at_end();
+        this
+    }
+
+    fn release_at_end(&mut self) {
+        if self.body.is_end_stream()
+            && let Some(lease) = self.lease.take()
+        {
+            lease.give_back();
+        }
+    }
+}
+
+impl Body for AnswerBody {
+    type Data = Bytes;
+    type Error = AnswerError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, AnswerError>>> {
+        let this = &mut *self;
+        match Pin::new(&mut this.body).poll_frame(cx) {
+            Poll::Ready(Some(Ok(frame))) => {
+                this.silence = None;
+                this.release_at_end();
+                Poll::Ready(Some(Ok(frame)))
+            }
+            Poll::Ready(Some(Err(error))) => {
+                this.lease = None;
+                Poll::Ready(Some(Err(AnswerError::Broken(error))))
+            }
+            Poll::Ready(None) => {
+                this.lease.take().into_iter().for_each(Lease::give_back);
+                Poll::Ready(None)
+            }
+            Poll::Pending => {
+                let most = this.most_silence;
+                let silence = this.silence.get_or_insert_with(|| Box::pin(tokio::time::sleep(most)));
+                ready!(silence.as_mut().poll(cx));
+                this.lease = None;
+                Poll::Ready(Some(Err(AnswerError::Stalled)))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

@@ -1,0 +1,170 @@
+//! Where the requests of an upstream go.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use hyper::{
+    Uri,
+    header::{HOST, HeaderValue},
+    http::{request::Parts, uri::PathAndQuery},
+};
+
+use super::connect::Origin;
+use crate::{
+    config::{self, Credential},
+    dialect::Dialect,
+    tls::{self, TlsError},
+};
+
+/// One upstream, as routes name it.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// The name in logs and metrics.
+    pub name: Arc<str>,
+    /// The dialect, where it does not depend on the path.
+    pub dialect: Option<Dialect>,
+    /// Where its requests can go.
+    pub(super) endpoint: Endpoint,
+    pub(super) timeouts: Timeouts,
+}
+
+/// How long an upstream may be silent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Timeouts {
+    pub(super) first_byte: Duration,
+    pub(super) idle: Duration,
+}
+
+/// One place that serves an upstream's requests.
+#[derive(Clone, Debug)]
+pub(super) struct Endpoint {
+    /// Tells its connections from those of every other endpoint, a changed one of the same name included.
+    pub(super) id: u64,
+    /// What `Host` says.
+    host: HeaderValue,
+    /// Goes before every path; empty, or `/…` without a slash at its end.
+    base_path: String,
+    /// Set in place of the client's.
+    credential: Option<Credential>,
+    pub(super) origin: Origin,
+}
+
+impl Target {
+    /// The target of a configured upstream. Reads the certificates that it is trusted by.
+    pub fn new(upstream: &config::Upstream) -> Result<Self, TlsError> {
+        let endpoint = upstream.endpoints.first().expect("the configuration has at least one");
+        Ok(Self {
+            name: upstream.name.clone(),
+            dialect: upstream.dialect,
+            endpoint: Endpoint::new(endpoint, &upstream.connection)?,
+            timeouts: Timeouts { first_byte: upstream.first_byte_timeout, idle: upstream.idle_timeout },
+        })
+    }
+
+    /// Whether Tollgate shows a credential of its own there, so that the client's must not pass.
+    pub fn has_credential(&self) -> bool {
+        self.endpoint.credential.is_some()
+    }
+
+    /// A target that nobody connects to.
+    #[cfg(test)]
+    pub(crate) fn for_test(name: &str, credential: Option<Credential>) -> Self {
+        let minute = Duration::from_secs(60);
+        let connection =
+            config::Connection { ca_file: None, connect_timeout: minute, pool_idle_timeout: minute };
+        let endpoint = config::Endpoint { url: Uri::from_static("http://up.example:8080"), credential };
+        Self {
+            name: name.into(),
+            dialect: None,
+            endpoint: Endpoint::new(&endpoint, &connection).expect("plain HTTP needs no certificates"),
+            timeouts: Timeouts { first_byte: minute, idle: minute },
+        }
+    }
+}
+
+impl Endpoint {
+    fn new(endpoint: &config::Endpoint, connection: &config::Connection) -> Result<Self, TlsError> {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+        let url = &endpoint.url;
+        let secure = url.scheme_str() == Some("https");
+        let trust = if secure { Some(tls::upstream_config(connection.ca_file.as_deref())?) } else { None };
+        let authority = url.authority().map_or("", |authority| authority.as_str());
+        Ok(Self {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            host: HeaderValue::from_str(authority).expect("an authority is visible ASCII"),
+            base_path: url.path().trim_end_matches('/').to_owned(),
+            credential: endpoint.credential.clone(),
+            origin: Origin::new(url, trust, connection),
+        })
+    }
+
+    /// Makes a head, which is ready but for where it goes, one for this endpoint: host, base path, credential.
+    pub(super) fn address(&self, head: &mut Parts) {
+        if let Some(uri) = join(&self.base_path, &head.uri) {
+            head.uri = uri;
+        }
+        head.headers.insert(HOST, self.host.clone());
+        if let Some(credential) = &self.credential {
+            head.headers.insert(credential.header.clone(), credential.value.clone());
+        }
+    }
+}
+
+/// The target with the base path in front, unless it begins with it already: `/v1` and `/v1/models` are never
+/// `/v1/v1/models`. Nothing, if it stays as it is.
+fn join(base: &str, uri: &Uri) -> Option<Uri> {
+    let has_base = uri.path().strip_prefix(base).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    if has_base {
+        return None;
+    }
+    let target = uri.path_and_query().map_or("/", PathAndQuery::as_str);
+    let whole = PathAndQuery::try_from(format!("{base}{target}"));
+    Some(Uri::from(whole.expect("parts of valid URIs make a valid URI")))
+}
+
+#[cfg(test)]
+mod tests {
+    use hyper::{Request, header::HeaderName};
+
+    use super::*;
+
+    fn sent(url: &'static str, uri: &str) -> Parts {
+        let credential = Credential {
+            header: HeaderName::from_static("x-api-key"),
+            value: HeaderValue::from_static("theirs"),
+        };
+        let minute = Duration::from_secs(60);
+        let connection =
+            config::Connection { ca_file: None, connect_timeout: minute, pool_idle_timeout: minute };
+        let endpoint = config::Endpoint { url: Uri::from_static(url), credential: Some(credential) };
+        let mut head = Request::get(uri).header("host", "localhost:8443").body(()).unwrap().into_parts().0;
+        Endpoint::new(&endpoint, &connection).unwrap().address(&mut head);
+        head
+    }
+
+    #[test]
+    fn a_base_path_is_put_in_front_once() {
+        for (url, uri, expected) in [
+            ("http://up/v1", "/v1/models", "/v1/models"),
+            ("http://up/v1", "/models", "/v1/models"),
+            ("http://up/openai/v1/", "/v1/models?a=b", "/openai/v1/v1/models?a=b"),
+            ("http://up/api", "/v1/models", "/api/v1/models"),
+            ("http://up/v1", "/v10/x%2Fy:z?", "/v1/v10/x%2Fy:z?"),
+            ("http://up/", "/x?y", "/x?y"),
+        ] {
+            assert_eq!(sent(url, uri).uri.to_string(), expected, "{url} and {uri}");
+        }
+    }
+
+    #[test]
+    fn host_and_credential_are_the_endpoints() {
+        assert_eq!(sent("http://up.example:8080/v1", "/x").headers["host"], "up.example:8080");
+        assert_eq!(sent("http://up", "/x").headers["x-api-key"], "theirs");
+        assert_eq!(sent("http://[::1]:80", "/x").headers.get_all("host").iter().count(), 1);
+    }
+}
