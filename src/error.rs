@@ -108,7 +108,7 @@ fn answer_unclean(unclean: Unclean) -> Answer {
     let status = match unclean {
         Unclean::Method => StatusCode::METHOD_NOT_ALLOWED,
         Unclean::TargetTooLong => StatusCode::URI_TOO_LONG,
-        Unclean::TooManyFields => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+        Unclean::TooManyFields(_) | Unclean::HeadTooLarge(_) => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
         Unclean::Path | Unclean::Host => StatusCode::BAD_REQUEST,
         Unclean::TransferCoding => StatusCode::NOT_IMPLEMENTED,
         Unclean::Upgrade => StatusCode::UPGRADE_REQUIRED,

@@ -12,9 +12,6 @@ use hyper::{
 /// Longer targets are refused.
 const MAX_TARGET_BYTES: usize = 8 * 1024;
 
-/// More header fields are refused. hyper counts those of HTTP/1.1 alone.
-const MAX_FIELDS: usize = 100;
-
 /// Why a request is not forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unclean {
@@ -24,9 +21,12 @@ pub enum Unclean {
     /// The target is too long.
     #[error("the URL is longer than 8 KiB")]
     TargetTooLong,
-    /// The head has too many fields.
-    #[error("there are more than 100 header fields")]
-    TooManyFields,
+    /// The head has more fields than this.
+    #[error("there are more than {0} header fields")]
+    TooManyFields(usize),
+    /// The head has more bytes than this.
+    #[error("the URL and the header fields have more than {0} bytes together")]
+    HeadTooLarge(usize),
     /// The path could mean different things to different readers.
     #[error(
         "the URL's path must start with `/` and hold no `..`, backslash, NUL, control character or broken percent-encoding"
@@ -43,13 +43,21 @@ pub enum Unclean {
     Upgrade,
 }
 
+/// How large the head of a request may be. hyper takes more than this, for what it turns away gets an answer without a
+/// body, which no SDK understands.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadBounds {
+    /// Its fields; a name that is repeated counts each time.
+    pub fields: usize,
+    /// Its bytes, as HTTP/1.1 writes them.
+    pub bytes: usize,
+}
+
 /// Lets through what can be forwarded safely.
-pub fn inspect(request: &Parts) -> Result<(), Unclean> {
+pub fn inspect(request: &Parts, bounds: HeadBounds) -> Result<(), Unclean> {
     method(&request.method)?;
     target(&request.uri)?;
-    if request.headers.len() > MAX_FIELDS {
-        return Err(Unclean::TooManyFields);
-    }
+    size(request, bounds)?;
     host(&request.uri, &request.headers, request.version)?;
     transfer_coding(&request.headers)?;
     if request.headers.contains_key(UPGRADE) && request.version < Version::HTTP_2 {
@@ -80,6 +88,20 @@ fn target(uri: &Uri) -> Result<(), Unclean> {
     let plain = |byte: u8| byte.is_ascii_graphic() && byte != b'\\';
     if !path.starts_with('/') || !target.bytes().all(plain) || path.split('/').any(climbs) || !decodes(path) {
         return Err(Unclean::Path);
+    }
+    Ok(())
+}
+
+fn size(request: &Parts, bounds: HeadBounds) -> Result<(), Unclean> {
+    const AROUND_A_FIELD: usize = ": \r\n".len();
+    if request.headers.len() > bounds.fields {
+        return Err(Unclean::TooManyFields(bounds.fields));
+    }
+    let target = request.uri.path_and_query().map_or(0, |target| target.as_str().len());
+    let fields = request.headers.iter();
+    let fields = fields.map(|(name, value)| name.as_str().len() + value.len() + AROUND_A_FIELD);
+    if target + fields.sum::<usize>() > bounds.bytes {
+        return Err(Unclean::HeadTooLarge(bounds.bytes));
     }
     Ok(())
 }
@@ -147,7 +169,7 @@ mod tests {
     use super::*;
 
     fn verdict(request: hyper::http::request::Builder) -> Result<(), Unclean> {
-        inspect(&request.body(()).unwrap().into_parts().0)
+        inspect(&request.body(()).unwrap().into_parts().0, HeadBounds { fields: 4, bytes: 20_000 })
     }
 
     fn get(target: &str) -> hyper::http::request::Builder {
@@ -190,6 +212,17 @@ mod tests {
         assert_eq!(verdict(get("*").method("OPTIONS")), Err(Unclean::Path));
         let long = format!("/v1/{}", "x".repeat(9000));
         assert_eq!(verdict(get(&long)), Err(Unclean::TargetTooLong));
+    }
+
+    #[test]
+    fn a_head_has_so_many_fields_and_so_many_bytes() {
+        let more = |request: hyper::http::request::Builder| request.header("x-a", "1");
+        assert_eq!(verdict(more(more(more(get("/"))))), Ok(()));
+        assert_eq!(verdict(more(more(more(more(get("/")))))), Err(Unclean::TooManyFields(4)));
+        // The other bytes: the target, the host's field, and what stands around the value.
+        let filled = |bytes: usize| get("/").header("x-b", "x".repeat(bytes - 1 - 22 - 7));
+        assert_eq!(verdict(filled(20_000)), Ok(()));
+        assert_eq!(verdict(filled(20_001)), Err(Unclean::HeadTooLarge(20_000)));
     }
 
     #[test]

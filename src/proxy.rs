@@ -24,7 +24,7 @@ use crate::{
     exchange::Exchange,
     forward,
     headers::{self, REQUEST_ID, X_REQUEST_ID},
-    hygiene,
+    hygiene::{self, HeadBounds},
     keys::KeyId,
     limit::{Limiter, Outcome, Verdict},
     meter::MeteredBody,
@@ -111,7 +111,7 @@ impl Proxy {
         mut head: Parts,
         upload: &Upload,
     ) -> Result<Response<AnswerBody>, Error> {
-        hygiene::inspect(&head)?;
+        hygiene::inspect(&head, self.head_bounds())?;
         let principal = auth::authenticate(&policy.keys, &head.headers, head.uri.query(), Timestamp::now())?;
         exchange.authenticated(&principal, policy.tier(&principal));
 
@@ -124,6 +124,11 @@ impl Proxy {
         let nothing_follows = upload.body().is_end_stream();
         forward::outgoing(&mut head, &route, &policy.keys, &exchange.request_id, nothing_follows);
         Ok(self.upstreams.send(&route.target, head, upload).await?)
+    }
+
+    fn head_bounds(&self) -> HeadBounds {
+        let Bounds { max_headers, max_header_size, .. } = self.shared.bounds;
+        HeadBounds { fields: max_headers, bytes: max_header_size as usize }
     }
 
     fn upload_bounds(&self) -> UploadBounds {

@@ -90,6 +90,7 @@ fn bounds(table: &mut TableReader<'_>) -> Bounds {
     let max_streams = table.read("max_streams", |field| field.whole_number(1..=MANY));
     // hyper's HTTP/1 parser needs a buffer of 8 KiB.
     let max_header_size = table.read("max_header_size", |field| field.size(8 * KIB..=16 * MIB));
+    let max_headers = table.read("max_headers", |field| field.whole_number(16..=10_000));
     let max_body_size = table.read("max_body_size", |field| field.size(0..=u64::MAX));
     let mut duration = |key, default| table.read(key, Field::duration).unwrap_or(default);
     Bounds {
@@ -97,6 +98,7 @@ fn bounds(table: &mut TableReader<'_>) -> Bounds {
         max_connections_per_ip: per_ip.unwrap_or(1000),
         max_streams: max_streams.unwrap_or(100),
         max_header_size: max_header_size.unwrap_or((64 * KIB) as u32),
+        max_headers: max_headers.unwrap_or(256),
         max_body_size: max_body_size.unwrap_or(64 * MIB),
         handshake_timeout: duration("handshake_timeout", seconds(10)),
         header_timeout: duration("header_timeout", seconds(10)),

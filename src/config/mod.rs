@@ -101,6 +101,8 @@ pub struct Bounds {
     pub max_streams: u32,
     /// `max_header_size` of a request. Default 64 KiB.
     pub max_header_size: u32,
+    /// `max_headers`: fields of a request's head. Default 256.
+    pub max_headers: usize,
     /// `max_body_size` of a request. Default 64 MiB; 0: no bound.
     pub max_body_size: u64,
     /// `handshake_timeout` of TLS. Default 10 s.
@@ -349,7 +351,8 @@ mod tests {
         assert_eq!(drain_timeout, Duration::from_secs(600));
         assert!(tls.certificate.ends_with("valid/certs/server.crt"), "{}", tls.certificate.display());
         assert_eq!((bounds.max_connections, bounds.max_connections_per_ip), (10_000, 1000));
-        assert_eq!((bounds.max_header_size, bounds.max_body_size), (64 << 10, 64 << 20));
+        assert_eq!((bounds.max_header_size, bounds.max_headers), (64 << 10, 256));
+        assert_eq!(bounds.max_body_size, 64 << 20);
         assert_eq!(bounds.idle_timeout, Duration::from_secs(75));
         let admin = config.admin.unwrap();
         assert_eq!((admin.listen, admin.key_labels), ("127.0.0.1:9090".parse().unwrap(), false));
@@ -370,7 +373,8 @@ mod tests {
         assert_eq!((listen.len(), workers.get(), drain_timeout), (4, 2, Duration::ZERO));
         assert!(tls.certificate.ends_with("config/valid/a.crt"));
         assert_eq!(tls.private_key, Path::new("/b.key"));
-        assert_eq!((bounds.max_connections_per_ip, bounds.max_header_size), (0, 0x4000));
+        assert_eq!((bounds.max_connections_per_ip, bounds.max_headers), (0, 300));
+        assert_eq!(bounds.max_header_size, 0x4000);
         assert_eq!((bounds.max_body_size, bounds.write_timeout), (1 << 30, Duration::from_secs(5)));
         let Store::Redis(redis) = config.limiter.store else { panic!("redis") };
         let whole = Topology::Single("rediss://:PLANTED@redis:6379/0".parse().unwrap());

@@ -245,12 +245,19 @@ fn is_of_one_connection(error: &std::io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }
 
+/// What hyper turns away it answers without a body, so it takes this much more, and the proxy tells the client.
+const MORE_HEAD_BYTES: usize = 32 * 1024;
+
+/// The same for the number of fields.
+const MORE_FIELDS: usize = 256;
+
 fn http1_builder(bounds: &Bounds) -> http1::Builder {
     let mut builder = http1::Builder::new();
-    let head = bounds.max_header_size as usize;
+    let head = bounds.max_header_size as usize + MORE_HEAD_BYTES;
     // The pulse times heads and idleness; hyper's own timer can't tell the two apart.
     builder
         .header_read_timeout(None)
+        .max_headers(bounds.max_headers + MORE_FIELDS)
         .max_header_size(head)
         .max_buf_size(head.max(64 * 1024))
         .pipeline_flush(false);
@@ -259,12 +266,15 @@ fn http1_builder(bounds: &Bounds) -> http1::Builder {
 
 fn http2_builder(bounds: &Bounds, streams: StreamExecutor) -> http2::Builder<StreamExecutor> {
     let mut builder = http2::Builder::new(streams);
+    // RFC 9113 §6.5.2: each field counts for 32 bytes more than it has.
+    let fields = bounds.max_headers + MORE_FIELDS;
+    let head = bounds.max_header_size as usize + MORE_HEAD_BYTES + 32 * fields;
     builder
         .timer(TokioTimer::new())
         .keep_alive_interval(Duration::from_secs(30))
         .keep_alive_timeout(Duration::from_secs(20))
         .max_concurrent_streams(bounds.max_streams)
-        .max_header_list_size(bounds.max_header_size)
+        .max_header_list_size(u32::try_from(head).unwrap_or(u32::MAX))
         .initial_stream_window_size(256 * 1024)
         .initial_connection_window_size(1024 * 1024)
         .max_send_buf_size(32 * 1024)

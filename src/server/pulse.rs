@@ -226,6 +226,7 @@ mod tests {
             max_connections_per_ip: 1,
             max_streams: 1,
             max_header_size: 1,
+            max_headers: 256,
             max_body_size: 1,
             handshake_timeout: seconds(1),
             header_timeout: seconds(10),
