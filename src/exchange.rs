@@ -3,13 +3,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use hyper::{Method, StatusCode, header::HeaderValue};
+use hyper::{HeaderMap, Method, StatusCode, header::HeaderValue};
 use tokio::time::Instant;
 
 use crate::{
     auth::Principal,
     cut::{Cut, Reason},
     dialect::Dialect,
+    headers::{REQUEST_ID, X_REQUEST_ID},
     limit::{Outcome, Ruling, Status, Verdict, fault::FaultKind},
     metrics::{Counted, Metrics, Name, RequestLabels},
     policy::Tier,
@@ -32,13 +33,14 @@ pub struct Exchange {
     pub principal: Option<Principal>,
     /// What the limits say, once they were asked.
     pub statuses: Vec<Status>,
-    /// The id that the upstream gave the request, where it gave one.
-    pub upstream_request_id: Option<HeaderValue>,
+    /// Where the upstream gave it one.
+    upstream_request_id: Option<HeaderValue>,
     tier: Option<Arc<str>>,
     route: Option<Arc<str>>,
     method: Method,
     path: String,
-    client: std::net::IpAddr,
+    /// The client's address.
+    pub client: std::net::IpAddr,
     started: Instant,
     decision: &'static str,
     limiter_fault: Option<&'static str>,
@@ -134,6 +136,12 @@ impl Exchange {
                 self.metrics.near_limit(&tier.name, name);
             }
         }
+    }
+
+    /// Notes what the upstream calls the request, also where its clients do not get to know.
+    pub fn named_by_upstream(&mut self, headers: &HeaderMap) {
+        self.upstream_request_id =
+            [X_REQUEST_ID, REQUEST_ID].iter().find_map(|name| headers.get(name)).cloned();
     }
 
     /// Notes the head of the answer.

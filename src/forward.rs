@@ -1,7 +1,9 @@
-//! The head of a request as the upstream gets it. Pure.
+//! The head of a request as the upstream gets it, and the head of an answer as the client may. Pure.
 //!
 //! What a client sent goes through byte for byte, but for what belongs to the one connection, its credential and the
 //! host. Which headers an SDK will invent next nobody knows, so there is a list of what is removed and none of what may pass.
+
+use std::net::IpAddr;
 
 use hyper::{
     HeaderMap, Method, Uri, Version,
@@ -11,7 +13,10 @@ use hyper::{
 
 use crate::{
     auth,
-    headers::{X_REQUEST_ID, remove_hop_by_hop},
+    headers::{
+        Downstream, X_REQUEST_ID, append_via, keep_streaming, remove_claims_of_upstream, remove_hop_by_hop,
+        set_forwarded,
+    },
     keys::KeyStore,
     route::Route,
     upstream::Target,
@@ -24,8 +29,11 @@ pub fn outgoing(
     route: &Route,
     keys: &KeyStore,
     request_id: &HeaderValue,
+    client: IpAddr,
     body_is_empty: bool,
 ) {
+    let rules = &route.target.header_rules;
+    let downstream = rules.tell_upstream().then(|| downstream(head, client));
     head.uri = outgoing_uri(&route.path, head.uri.query(), keys);
     head.version = Version::HTTP_11;
     let headers = &mut head.headers;
@@ -39,6 +47,33 @@ pub fn outgoing(
     join_cookies(headers);
     remove_credentials(headers, &route.target, keys);
     headers.insert(X_REQUEST_ID, request_id.clone());
+    // After what `Connection` names is gone, so that no client has any of it removed.
+    if let Some(downstream) = downstream {
+        if rules.forwarded {
+            set_forwarded(headers, &downstream);
+        }
+        if rules.via {
+            append_via(headers, downstream.version);
+        }
+    }
+}
+
+fn downstream(head: &Parts, client: IpAddr) -> Downstream {
+    let authority = head.uri.authority().and_then(|authority| authority.as_str().parse().ok());
+    let host = authority.or_else(|| head.headers.get(header::HOST).cloned());
+    Downstream { client, host, version: head.version }
+}
+
+/// Makes the head of an upstream's answer the client's, but for what Tollgate itself says in it, which comes later and
+/// so is never hidden.
+pub fn incoming(headers: &mut HeaderMap, target: &Target) {
+    remove_hop_by_hop(headers);
+    remove_claims_of_upstream(headers);
+    target.header_rules.hide.remove_from(headers);
+    keep_streaming(headers);
+    if target.header_rules.via {
+        append_via(headers, Version::HTTP_11);
+    }
 }
 
 /// HTTP/2 splits cookies over several fields, which HTTP/1.1 does not know (RFC 9113 §8.2.3).
@@ -91,6 +126,7 @@ mod tests {
     use super::*;
     use crate::config::Credential;
 
+    const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
     const OURS: &str = "sk-tg-alice-0123456789";
 
     fn sent(target: Target, uri: &str, slots: &[(&'static str, &str)]) -> Parts {
@@ -100,7 +136,7 @@ mod tests {
         }
         let mut head = request.body(()).unwrap().into_parts().0;
         let route = Route { target: Arc::new(target), path: head.uri.path().to_owned() };
-        outgoing(&mut head, &route, &KeyStore::default(), &HeaderValue::from_static("r1"), false);
+        outgoing(&mut head, &route, &KeyStore::default(), &HeaderValue::from_static("r1"), CLIENT, false);
         head
     }
 
@@ -162,7 +198,7 @@ mod tests {
     #[test]
     fn the_clients_framing_stays_behind() {
         let slots = [
-            ("connection", "x-secret, host"),
+            ("connection", "x-secret, host, x-request-id, content-length"),
             ("x-secret", "1"),
             ("transfer-encoding", "chunked"),
             ("expect", "100-continue"),

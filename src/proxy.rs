@@ -122,8 +122,12 @@ impl Proxy {
         self.admit(exchange, &principal.key, policy.tier(&principal)).await?;
 
         let nothing_follows = upload.body().is_end_stream();
-        forward::outgoing(&mut head, &route, &policy.keys, &exchange.request_id, nothing_follows);
-        Ok(self.upstreams.send(&route.target, head, upload).await?)
+        let Exchange { request_id, client, .. } = &*exchange;
+        forward::outgoing(&mut head, &route, &policy.keys, request_id, *client, nothing_follows);
+        let mut answer = self.upstreams.send(&route.target, head, upload).await?;
+        exchange.named_by_upstream(answer.headers());
+        forward::incoming(answer.headers_mut(), &route.target);
+        Ok(answer)
     }
 
     fn head_bounds(&self) -> HeadBounds {
@@ -163,13 +167,9 @@ impl Proxy {
 /// The upstream's answer on its way to the client, with what the limits say in its head.
 fn pass_on(answer: Response<AnswerBody>, policy: &Policy, mut exchange: Exchange) -> Response<Body> {
     let (mut head, body) = answer.into_parts();
-    let ids = [X_REQUEST_ID, REQUEST_ID].map(|name| head.headers.get(name).cloned());
-    headers::remove_hop_by_hop(&mut head.headers);
-    headers::keep_streaming(&mut head.headers);
     head.headers.entry(X_REQUEST_ID).or_insert(exchange.request_id.clone());
     set_statuses(&mut head.headers, policy, &exchange);
     head.version = hyper::Version::HTTP_11;
-    exchange.upstream_request_id = ids.into_iter().flatten().next();
     exchange.answered(head.status, "answered", None);
     Response::from_parts(head, Body::Upstream(MeteredBody::new(body, exchange)))
 }

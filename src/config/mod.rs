@@ -23,7 +23,7 @@ use std::{
 use jiff::Timestamp;
 use toml::de::DeTable;
 
-pub use self::upstreams::{Connection, Credential, Endpoint, Upstream};
+pub use self::upstreams::{Connection, Credential, Endpoint, HeaderRules, Upstream};
 use self::{
     problems::{Problem, Problems},
     source::Source,
@@ -240,7 +240,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::dialect::Dialect;
+    use crate::{dialect::Dialect, headers::Pattern};
 
     const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/config");
 
@@ -439,6 +439,12 @@ mod tests {
         assert_eq!(openai.paths, ["/v1", "/openai"]);
         assert_eq!(openai.dialect, Some(Dialect::Openai));
         assert_eq!(openai.idle_timeout, Duration::from_secs(3 * 3600));
+        assert!(openai.header_rules.forwarded && openai.header_rules.via);
+        assert_eq!(
+            openai.header_rules.hide,
+            [Pattern::Prefix("x-ratelimit-".to_owned())].into_iter().collect()
+        );
+        assert_eq!(local.header_rules, HeaderRules::default());
         let credential = openai.endpoints[0].credential.as_ref().unwrap();
         assert_eq!(
             (credential.header.as_str(), credential.value.to_str().unwrap()),

@@ -16,7 +16,7 @@ use hyper::{
 
 use super::connect::Origin;
 use crate::{
-    config::{self, Credential},
+    config::{self, Credential, HeaderRules},
     dialect::Dialect,
     tls::{self, TlsError},
 };
@@ -28,6 +28,8 @@ pub struct Target {
     pub name: Arc<str>,
     /// The dialect, where it does not depend on the path.
     pub dialect: Option<Dialect>,
+    /// What is told to it and hidden of its answers.
+    pub header_rules: HeaderRules,
     /// Where its requests can go.
     pub(super) endpoint: Endpoint,
     pub(super) timeouts: Timeouts,
@@ -61,6 +63,7 @@ impl Target {
         Ok(Self {
             name: upstream.name.clone(),
             dialect: upstream.dialect,
+            header_rules: upstream.header_rules.clone(),
             endpoint: Endpoint::new(endpoint, &upstream.connection)?,
             timeouts: Timeouts { first_byte: upstream.first_byte_timeout, idle: upstream.idle_timeout },
         })
@@ -81,6 +84,7 @@ impl Target {
         Self {
             name: name.into(),
             dialect: None,
+            header_rules: HeaderRules::default(),
             endpoint: Endpoint::new(&endpoint, &connection).expect("plain HTTP needs no certificates"),
             timeouts: Timeouts { first_byte: minute, idle: minute },
         }

@@ -33,7 +33,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     ("error", &["auth", "dialect", "headers", "hygiene", "limit", "route", "upstream"]),
-    ("exchange", &["auth", "cut", "dialect", "limit", "metrics", "policy", "route", "upstream"]),
+    ("exchange", &["auth", "cut", "dialect", "headers", "limit", "metrics", "policy", "route", "upstream"]),
     ("policy", &["auth", "config", "headers", "keys", "limit", "route", "tls", "upstream"]),
     // The stages. `auth` and `keys` know the credential, so `forward` asks them which values must not leave.
     ("auth", &["keys"]),
@@ -45,7 +45,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("body", &["meter", "upstream"]),
     ("meter", &["exchange", "upstream"]),
     // The configuration is made of the leaves' own types.
-    ("config", &["dialect", "keys", "limit"]),
+    ("config", &["dialect", "headers", "keys", "limit"]),
     ("tls", &["atomic_file", "config"]),
 ];
 

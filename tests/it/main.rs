@@ -11,6 +11,7 @@ mod drain;
 mod edge;
 mod forwarding;
 mod harness;
+mod headers;
 mod hygiene;
 mod invariants;
 mod layering;

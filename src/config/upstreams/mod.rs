@@ -2,6 +2,7 @@
 
 mod connection;
 mod credential;
+mod headers;
 mod paths;
 mod url;
 
@@ -9,7 +10,7 @@ use std::{sync::Arc, time::Duration};
 
 use hyper::Uri;
 
-pub use self::{connection::Connection, credential::Credential};
+pub use self::{connection::Connection, credential::Credential, headers::HeaderRules};
 use super::{callers::check_name, field::Field, source::Unique, table::TableReader};
 use crate::dialect::Dialect;
 
@@ -24,6 +25,8 @@ pub struct Upstream {
     pub dialect: Option<Dialect>,
     /// Where its requests can go; at least one.
     pub endpoints: Vec<Endpoint>,
+    /// What is told to it and hidden of its answers.
+    pub header_rules: HeaderRules,
     /// How connections to its endpoints are made and kept.
     pub connection: Connection,
     /// `first_byte_timeout`: from the request's last byte to the answer's head. Default 600 s.
@@ -70,6 +73,7 @@ fn upstream(mut table: TableReader<'_>, alone: bool, seen: &mut Seen) -> Option<
     let endpoint = endpoint(&mut table);
     let paths = paths::paths(&mut table, alone, &mut seen.paths);
     let dialect = table.read("dialect", dialect);
+    let header_rules = headers::header_rules(&mut table);
     let connection = connection::connection(&mut table);
     let mut duration = |key, default| table.read(key, Field::duration).unwrap_or(default);
     let first_byte_timeout = duration("first_byte_timeout", Duration::from_secs(600));
@@ -80,6 +84,7 @@ fn upstream(mut table: TableReader<'_>, alone: bool, seen: &mut Seen) -> Option<
         paths,
         dialect,
         endpoints: vec![endpoint?],
+        header_rules,
         connection,
         first_byte_timeout,
         idle_timeout,

@@ -1,5 +1,8 @@
 //! The header fields that Tollgate removes and sets. All names stand in one table here. Pure.
 
+mod forwarded;
+mod hidden;
+
 use std::{fmt::Write as _, time::Duration};
 
 use hyper::{
@@ -7,6 +10,10 @@ use hyper::{
     header::{self, HeaderName, HeaderValue},
 };
 
+pub use self::{
+    forwarded::{Downstream, append_via, set_forwarded},
+    hidden::{Hidden, InvalidPattern, Pattern},
+};
 use crate::limit::{Limit, Status};
 
 /// The limit of the tightest window.
@@ -29,6 +36,12 @@ pub const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// The request's id, in Anthropic's spelling.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
+/// The clients that a request passed through proxies for, the last one next to the upstream.
+pub const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+/// The host that the client asked for.
+pub const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+/// `https`, or what else the client spoke.
+pub const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 /// Keeps proxies of the nginx kind in front of us from holding a stream back.
 pub const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
@@ -46,6 +59,30 @@ static HOP_BY_HOP: [HeaderName; 10] = [
     HeaderName::from_static("http2-settings"),
 ];
 
+/// What no `Connection` can make the connection's business: framing and media type, credentials, and what proxies say of
+/// a request. A client that names one of them wants it deleted after a proxy in front of us has set it.
+static NEVER_HOP_BY_HOP: [HeaderName; 15] = [
+    header::AUTHORIZATION,
+    header::CONTENT_ENCODING,
+    header::CONTENT_LENGTH,
+    header::CONTENT_TYPE,
+    header::FORWARDED,
+    header::HOST,
+    header::VIA,
+    HeaderName::from_static("api-key"),
+    HeaderName::from_static("x-api-key"),
+    HeaderName::from_static("x-goog-api-key"),
+    HeaderName::from_static("x-real-ip"),
+    X_FORWARDED_FOR,
+    X_FORWARDED_HOST,
+    X_FORWARDED_PROTO,
+    X_REQUEST_ID,
+];
+
+/// What an upstream says of itself and what would be wrong when Tollgate says it: that its host is reached elsewhere too,
+/// or in TLS alone, and who refused.
+static ABOUT_THE_UPSTREAM: [HeaderName; 3] = [header::ALT_SVC, header::STRICT_TRANSPORT_SECURITY, SOURCE];
+
 /// Waits longer than this make SDKs do anything from hammering to sleeping for an hour.
 const LONGEST_CLIENT_RETRY: Duration = Duration::from_secs(59);
 
@@ -59,7 +96,7 @@ pub fn remove_hop_by_hop(headers: &mut HeaderMap) {
             .filter_map(|value| value.to_str().ok())
             .flat_map(|value| value.split(','))
             .filter_map(|name| name.trim().parse().ok())
-            .filter(is_removable)
+            .filter(|name| !NEVER_HOP_BY_HOP.contains(name))
             .collect();
         named.iter().for_each(|name| drop(headers.remove(name)));
     }
@@ -77,9 +114,16 @@ fn keep_one_framing(headers: &mut HeaderMap) {
     }
 }
 
-/// A message's framing and media type are not a connection's business, whatever `Connection` says.
-fn is_removable(name: &HeaderName) -> bool {
-    ![header::CONTENT_LENGTH, header::CONTENT_TYPE, header::CONTENT_ENCODING, header::HOST].contains(name)
+/// Removes from an answer what is true of its upstream alone, and the repetitions of what an answer says once.
+pub fn remove_claims_of_upstream(headers: &mut HeaderMap) {
+    ABOUT_THE_UPSTREAM.iter().for_each(|name| drop(headers.remove(name)));
+    for name in [header::DATE, header::SERVER] {
+        if headers.get_all(&name).iter().nth(1).is_some()
+            && let Some(first) = headers.get(&name).cloned()
+        {
+            headers.insert(name, first);
+        }
+    }
 }
 
 /// What a stream needs so that no proxy on the way collects or changes it. An upstream's own values stay.
@@ -260,7 +304,10 @@ mod tests {
         let mut headers = HeaderMap::new();
         for (name, value) in [
             ("connection", "keep-alive, X-Private"),
-            ("connection", "content-length"),
+            ("connection", "content-length, Authorization, x-request-id,x-forwarded-for, host,,"),
+            ("authorization", "Bearer x"),
+            ("x-request-id", "r1"),
+            ("x-forwarded-for", "192.0.2.1"),
             ("x-private", "1"),
             ("te", "trailers"),
             ("content-length", "5"),
@@ -270,9 +317,38 @@ mod tests {
             headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
         }
         remove_hop_by_hop(&mut headers);
-        let left: Vec<_> =
+        let mut left: Vec<_> =
             headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
-        assert_eq!(left, [("content-length", "5"), ("anthropic-beta", "a"), ("anthropic-beta", "b")]);
+        left.sort_unstable();
+        let stays = [
+            ("anthropic-beta", "a"),
+            ("anthropic-beta", "b"),
+            ("authorization", "Bearer x"),
+            ("content-length", "5"),
+            ("x-forwarded-for", "192.0.2.1"),
+            ("x-request-id", "r1"),
+        ];
+        assert_eq!(left, stays);
+    }
+
+    #[test]
+    fn an_answer_says_once_what_it_says_once_and_nothing_of_its_upstreams_host() {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [
+            ("date", "first"),
+            ("server", "cloudflare"),
+            ("date", "second"),
+            ("alt-svc", "h3=\":443\""),
+            ("strict-transport-security", "max-age=1"),
+            ("x-ratelimit-source", "tollgate"),
+            ("vary", "a"),
+            ("vary", "b"),
+        ] {
+            headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
+        }
+        remove_claims_of_upstream(&mut headers);
+        assert_eq!((text(&headers, &header::DATE), text(&headers, &header::SERVER)), ("first", "cloudflare"));
+        assert_eq!(headers.len(), 4, "{headers:?}");
     }
 
     #[test]
