@@ -99,6 +99,8 @@ pub enum ErrorKind {
     InvalidRequest,
     /// No valid key.
     Authentication,
+    /// It may not be done from there.
+    Permission,
     /// No such path.
     NotFound,
     /// The body is too large.
@@ -114,6 +116,7 @@ impl ErrorKind {
         match self {
             Self::InvalidRequest | Self::NotFound | Self::TooLarge => "invalid_request_error",
             Self::Authentication => "authentication_error",
+            Self::Permission => "permission_error",
             Self::RateLimit => "rate_limit_error",
             Self::Unavailable => "server_error",
         }
@@ -123,6 +126,7 @@ impl ErrorKind {
         match self {
             Self::InvalidRequest => "invalid_request",
             Self::Authentication => "invalid_api_key",
+            Self::Permission => "permission_denied",
             Self::NotFound => "not_found",
             Self::TooLarge => "request_too_large",
             Self::RateLimit => "rate_limit_exceeded",
@@ -134,6 +138,7 @@ impl ErrorKind {
         match self {
             Self::InvalidRequest => "invalid_request_error",
             Self::Authentication => "authentication_error",
+            Self::Permission => "permission_error",
             Self::NotFound => "not_found_error",
             Self::TooLarge => "request_too_large",
             Self::RateLimit => "rate_limit_error",
@@ -145,6 +150,7 @@ impl ErrorKind {
         match self {
             Self::InvalidRequest | Self::TooLarge => "INVALID_ARGUMENT",
             Self::Authentication => "UNAUTHENTICATED",
+            Self::Permission => "PERMISSION_DENIED",
             Self::NotFound => "NOT_FOUND",
             Self::RateLimit => "RESOURCE_EXHAUSTED",
             Self::Unavailable => "UNAVAILABLE",

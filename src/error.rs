@@ -8,8 +8,8 @@ use std::time::Duration;
 use hyper::StatusCode;
 
 use crate::{
-    auth::Unauthorized, dialect::ErrorKind, headers::whole_seconds, hygiene::Unclean, limit::Limit,
-    route::NoRoute, upstream::SendError,
+    auth::Unauthorized, cors::OriginNotAllowed, dialect::ErrorKind, headers::whole_seconds, hygiene::Unclean,
+    limit::Limit, route::NoRoute, upstream::SendError,
 };
 
 /// Why a request was not answered by an upstream.
@@ -18,6 +18,9 @@ pub enum Error {
     /// It is not one that is forwarded.
     #[error(transparent)]
     Unclean(#[from] Unclean),
+    /// A web page asks to call that may not.
+    #[error(transparent)]
+    OriginNotAllowed(#[from] OriginNotAllowed),
     /// Nobody we know sent it.
     #[error(transparent)]
     Unauthorized(#[from] Unauthorized),
@@ -63,6 +66,12 @@ impl Error {
     pub fn answer(&self) -> Answer {
         match self {
             Self::Unclean(unclean) => answer_unclean(*unclean),
+            Self::OriginNotAllowed(OriginNotAllowed) => Answer::new(
+                StatusCode::FORBIDDEN,
+                ErrorKind::Permission,
+                "origin_not_allowed",
+                "Web pages of this origin may not call. The key `origins` in [cors] of the proxy's configuration lists those that may.",
+            ),
             Self::Unauthorized(Unauthorized::Missing | Unauthorized::Invalid) => Answer::new(
                 StatusCode::UNAUTHORIZED,
                 ErrorKind::Authentication,

@@ -21,6 +21,9 @@ use crate::{
 /// The outcome of a request whose client did not wait for its answer.
 const CLIENT_GONE: &str = "client_gone";
 
+/// The outcome of a request that only asked whether somebody is there.
+pub const PROBE: &str = "probe";
+
 /// The record of one request. Dropped before its end is told, it says that the client went away, unless a [`Cut`] knows
 /// better.
 #[derive(Debug)]
@@ -101,6 +104,11 @@ impl Exchange {
     pub fn routed(&mut self, route: &Route) {
         self.route = Some(route.target.name.clone());
         self.dialect = route.target.dialect.unwrap_or(self.dialect);
+    }
+
+    /// Notes that the limiter is not asked.
+    pub fn uncounted(&mut self) {
+        self.decision = "uncounted";
     }
 
     /// Notes the limiter's word on a caller of this tier, and how long it took.
@@ -186,7 +194,13 @@ impl Exchange {
         // Whoever sees the line finds the metrics changed.
         self.metrics.request_ended(labels);
         self.in_flight = None;
-        self.log(ending);
+        if self.outcome == PROBE {
+            // They come every few seconds, and nobody wants to know.
+            let (method, path) = (&self.method, &self.path);
+            tracing::debug!(target: "tollgate::access", client = %self.client, %method, path, "probe");
+        } else {
+            self.log(ending);
+        }
     }
 
     fn key(&self) -> Option<&str> {

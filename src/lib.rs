@@ -7,6 +7,8 @@
 //! server    accept, TLS, HTTP/1.1 or HTTP/2 by ALPN; every client has bounds and deadlines
 //!   proxy   the hub, the only file that knows this order:
 //!     hygiene    is it a request that can be forwarded safely?            (pure; 400 and its kin)
+//!     cors       may this page call? A preflight ends here                (pure; 403)
+//!     probe      is it only somebody who asks whether we are there?       (pure)
 //!     auth       credential → key id and tier                             (pure, in memory; 401)
 //!     route      path → upstream                                          (pure; 404)
 //!     limit      all limits of the key at once                            (memory, or one script in Redis; 429)
@@ -23,6 +25,7 @@
 //! | [`proxy`] | the order of the stages |
 //! | [`server`] | listeners, connections, their deadlines, the drain |
 //! | [`hygiene`], [`auth`], [`route`], [`forward`], [`headers`] | the pure stages |
+//! | [`cors`], [`probe`], [`uncounted`] | who is answered without a key, and what uses up no limit; pure too |
 //! | [`limit`] | limits, decisions, the two stores |
 //! | [`upload`], [`upstream`] | the request's body, connections to upstreams, the answer's body |
 //! | [`body`], [`meter`], [`exchange`], [`cut`] | the answer on its way to the client, the one log line of a request, and who ended it |
@@ -45,6 +48,7 @@ pub mod auth;
 pub mod body;
 pub mod cli;
 pub mod config;
+pub mod cors;
 pub mod cut;
 pub mod demo;
 pub mod dialect;
@@ -60,11 +64,13 @@ pub mod logging;
 pub mod meter;
 pub mod metrics;
 pub mod policy;
+pub mod probe;
 pub mod process;
 pub mod proxy;
 pub mod reload;
 pub mod route;
 pub mod server;
 pub mod tls;
+pub mod uncounted;
 pub mod upload;
 pub mod upstream;

@@ -5,11 +5,14 @@ use std::sync::Arc;
 use crate::{
     auth::Principal,
     config::{self, Config},
+    cors::Cors,
     headers::PolicyField,
     keys::{Key, KeyStore, TierIndex},
     limit::Limit,
+    probe::Probes,
     route::RouteTable,
     tls::TlsError,
+    uncounted::Uncounted,
     upstream::Target,
 };
 
@@ -20,6 +23,12 @@ pub struct Policy {
     pub keys: KeyStore,
     /// All routes.
     pub routes: RouteTable,
+    /// Which web pages may call, where that is switched on.
+    pub cors: Option<Cors>,
+    /// What is a probe.
+    pub probes: Probes,
+    /// What uses up no limit.
+    pub uncounted: Uncounted,
     tiers: Vec<Tier>,
 }
 
@@ -45,7 +54,15 @@ impl Policy {
             let target = Arc::new(Target::new(upstream)?);
             routes.extend(upstream.paths.iter().map(|prefix| (prefix.clone(), target.clone())));
         }
-        Ok(Self { keys, routes: RouteTable::new(routes), tiers })
+        let probes = Probes::beside(routes.iter().map(|(prefix, _)| &**prefix));
+        Ok(Self {
+            keys,
+            cors: config.cors.clone(),
+            probes,
+            uncounted: config.limiter.uncounted.clone(),
+            routes: RouteTable::new(routes),
+            tiers,
+        })
     }
 
     /// The tier of an authenticated caller. Total, for a principal comes from this policy's own keys.

@@ -5,7 +5,7 @@ use std::{convert::Infallible, net::IpAddr, sync::Arc, time::Duration};
 use arc_swap::ArcSwap;
 use http_body::Body as _;
 use hyper::{
-    HeaderMap, Method, Request, Response,
+    HeaderMap, Method, Request, Response, StatusCode,
     body::Incoming,
     header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HeaderValue, RETRY_AFTER},
     http::request::Parts,
@@ -18,10 +18,11 @@ use crate::{
     auth,
     body::{Body, Fixed},
     config::Bounds,
+    cors::Grant,
     cut::Cut,
     dialect::ErrorBody,
     error::Error,
-    exchange::Exchange,
+    exchange::{self, Exchange},
     forward,
     headers::{self, REQUEST_ID, X_REQUEST_ID},
     hygiene::{self, HeadBounds},
@@ -30,6 +31,7 @@ use crate::{
     meter::MeteredBody,
     metrics::Metrics,
     policy::{Policy, Tier},
+    probe,
     upload::{Upload, UploadBounds},
     upstream::{AnswerBody, Upstreams},
 };
@@ -74,6 +76,20 @@ pub struct ConnInfo {
     pub cut: Cut,
 }
 
+/// What becomes of a request that is not refused.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly all are the large one, and a box would cost each an allocation"
+)]
+enum Handled {
+    /// It has an upstream's answer.
+    Upstream(Response<AnswerBody>),
+    /// A browser asked whether a page may call, and it may.
+    Preflight,
+    /// Somebody asked whether we are there.
+    Probe,
+}
+
 impl Proxy {
     /// Answers one request. Whatever happens, it is answered, logged and counted once.
     pub async fn serve(
@@ -88,10 +104,13 @@ impl Proxy {
         let mut exchange =
             Exchange::begin(metrics, conn.client, conn.cut, head.method.clone(), head.uri.path(), request_id);
         let upload = Upload::new(incoming, self.upload_bounds());
+        let grant = policy.cors.as_ref().map(|cors| cors.grant(&head));
         let waits_for_continue = head.headers.contains_key(EXPECT);
         let wants_no_body = head.method == Method::HEAD;
-        Ok(match self.handle(&policy, &mut exchange, head, &upload).await {
-            Ok(answer) => pass_on(answer, &policy, exchange),
+        let mut answer = match self.handle(&policy, &mut exchange, head, grant.as_ref(), &upload).await {
+            Ok(Handled::Upstream(answer)) => pass_on(answer, &policy, exchange),
+            Ok(Handled::Preflight) => answer_preflight(exchange),
+            Ok(Handled::Probe) => answer_probe(exchange, wants_no_body),
             Err(error) => {
                 if !waits_for_continue || upload.has_begun() {
                     let (most, within) =
@@ -100,7 +119,11 @@ impl Proxy {
                 }
                 refuse(&error, &policy, exchange, wants_no_body)
             }
-        })
+        };
+        if let Some(grant) = grant {
+            grant.mark(answer.headers_mut());
+        }
+        Ok(answer)
     }
 
     /// One request, in order. Each stage may refuse; `error.rs` turns the refusal into an answer.
@@ -109,9 +132,19 @@ impl Proxy {
         policy: &Policy,
         exchange: &mut Exchange,
         mut head: Parts,
+        grant: Option<&Grant>,
         upload: &Upload,
-    ) -> Result<Response<AnswerBody>, Error> {
+    ) -> Result<Handled, Error> {
         hygiene::inspect(&head, self.head_bounds())?;
+
+        // Browsers ask without a key whether they may send one, and who only asks whether we are there has none.
+        if let Some(preflight) = grant.filter(|grant| grant.is_preflight()) {
+            preflight.permit()?;
+            return Ok(Handled::Preflight);
+        }
+        if policy.probes.include(&head.method, head.uri.path()) {
+            return Ok(Handled::Probe);
+        }
         let principal = auth::authenticate(&policy.keys, &head.headers, head.uri.query(), Timestamp::now())?;
         exchange.authenticated(&principal, policy.tier(&principal));
 
@@ -119,15 +152,23 @@ impl Proxy {
         let route = policy.routes.resolve(head.uri.path())?;
         exchange.routed(&route);
         self.check_declared_size(upload)?;
-        self.admit(exchange, &principal.key, policy.tier(&principal)).await?;
 
         let nothing_follows = upload.body().is_end_stream();
+        if policy.uncounted.include(&head.method, &route.path, nothing_follows) {
+            exchange.uncounted();
+        } else {
+            self.admit(exchange, &principal.key, policy.tier(&principal)).await?;
+        }
+
+        if let Some(grant) = grant {
+            grant.settle(&mut head.headers);
+        }
         let Exchange { request_id, client, .. } = &*exchange;
         forward::outgoing(&mut head, &route, &policy.keys, request_id, *client, nothing_follows);
         let mut answer = self.upstreams.send(&route.target, head, upload).await?;
         exchange.named_by_upstream(answer.headers());
         forward::incoming(answer.headers_mut(), &route.target);
-        Ok(answer)
+        Ok(Handled::Upstream(answer))
     }
 
     fn head_bounds(&self) -> HeadBounds {
@@ -172,6 +213,25 @@ fn pass_on(answer: Response<AnswerBody>, policy: &Policy, mut exchange: Exchange
     head.version = hyper::Version::HTTP_11;
     exchange.answered(head.status, "answered", None);
     Response::from_parts(head, Body::Upstream(MeteredBody::new(body, exchange)))
+}
+
+/// The answer to a browser that asks for a page. What it allows comes into its head with the grant.
+fn answer_preflight(mut exchange: Exchange) -> Response<Body> {
+    let mut response = Response::new(());
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    response.headers_mut().insert(X_REQUEST_ID, exchange.request_id.clone());
+    exchange.answered(response.status(), "preflight", None);
+    response.map(|()| Body::Fixed(MeteredBody::new(Fixed::new(""), exchange)))
+}
+
+fn answer_probe(mut exchange: Exchange, without_body: bool) -> Response<Body> {
+    let mut response = Response::new(());
+    let fields = response.headers_mut();
+    fields.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    fields.insert(CONTENT_LENGTH, probe::ANSWER.len().into());
+    exchange.answered(response.status(), exchange::PROBE, None);
+    let body = Fixed::new(if without_body { "" } else { probe::ANSWER });
+    response.map(|()| Body::Fixed(MeteredBody::new(body, exchange)))
 }
 
 /// An answer of our own, in the shape that the caller's SDK understands.

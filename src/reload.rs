@@ -9,7 +9,7 @@ use arc_swap::ArcSwap;
 use rustls::ServerConfig;
 
 use crate::{
-    config::{Config, Server, problems::Problems},
+    config::{Config, Limiter, Server, problems::Problems},
     policy::Policy,
     proxy::Shared,
     tls::{self, TlsError},
@@ -46,11 +46,13 @@ pub fn publish(
 fn waiting_for_a_start(running: &Config, new: &Config) -> Vec<&'static str> {
     // The certificate is read from wherever it is now, so its move is no difference.
     let server = Server { tls: new.server.tls.clone(), ..running.server.clone() };
+    // What is counted is a matter of the policy.
+    let limiter = Limiter { uncounted: new.limiter.uncounted.clone(), ..running.limiter.clone() };
     let sections = [
         ("[server]", server != new.server),
         ("[admin]", running.admin != new.admin),
         ("[log]", running.log != new.log),
-        ("[limiter]", running.limiter != new.limiter),
+        ("[limiter]", limiter != new.limiter),
     ];
     sections.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect()
 }

@@ -8,13 +8,14 @@ use std::{
 };
 
 use super::{
-    Admin, Bounds, Config, Limiter, Log, LogFormat, OnStoreFailure, Server, Store, Tls, callers,
+    Admin, Bounds, Config, Limiter, Log, LogFormat, OnStoreFailure, Server, Store, Tls, callers, cors,
     field::Field,
     redis::redis,
     source::{Source, Unique},
     table::TableReader,
     upstreams,
 };
+use crate::uncounted::{PathPattern, Uncounted};
 
 const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V6(Ipv6Addr::UNSPECIFIED), 8443);
 const DEFAULT_ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9090);
@@ -31,12 +32,13 @@ pub(super) fn config(source: &Source<'_>, mut root: TableReader<'_>) -> Config {
     let server = root.table("server", |table| server(source, table));
     let admin = root.table("admin", |table| admin(table, &server.listen));
     let log = root.table("log", log);
+    let cors = cors::cors(&mut root);
     let limiter = root.table("limiter", limiter);
     let tiers = callers::tiers(&mut root);
     let keys = callers::keys(&mut root, &tiers);
     let upstreams = upstreams::upstreams(&mut root);
     root.finish();
-    Config { server, admin, log, limiter, tiers, keys, upstreams }
+    Config { server, admin, log, cors, limiter, tiers, keys, upstreams }
 }
 
 fn server(source: &Source<'_>, table: &mut TableReader<'_>) -> Server {
@@ -147,7 +149,12 @@ fn limiter(table: &mut TableReader<'_>) -> Limiter {
             .read("on_store_failure", |field| field.choice(&FAILURE_POLICIES))
             .unwrap_or(OnStoreFailure::Local),
         replicas: table.read("replicas", |field| field.whole_number(1..=10_000)).and_then(NonZeroU32::new),
+        uncounted: table.read("uncounted", uncounted).unwrap_or_default(),
     }
+}
+
+fn uncounted(field: Field<'_>) -> Option<Uncounted> {
+    Some(field.items()?.into_iter().filter_map(|item| item.parsed(str::parse::<PathPattern>)).collect())
 }
 
 const fn seconds(seconds: u64) -> Duration {

@@ -1,6 +1,7 @@
 //! The configuration, typed and complete: every default applied, every reference checked. Nothing behind it checks again.
 
 mod callers;
+mod cors;
 mod environment;
 mod field;
 mod file;
@@ -30,8 +31,10 @@ use self::{
     table::TableReader,
 };
 use crate::{
+    cors::Cors,
     keys::{KeyHash, KeyId},
     limit::{Limit, LogKind, redis::topology::Topology},
+    uncounted::Uncounted,
 };
 
 /// Reads the configuration file, with this process' environment.
@@ -65,6 +68,8 @@ pub struct Config {
     pub admin: Option<Admin>,
     /// `[log]`.
     pub log: Log,
+    /// `[cors]`: which web pages may call, where any may.
+    pub cors: Option<Cors>,
     /// `[limiter]`: where the counts live.
     pub limiter: Limiter,
     /// `[tiers.*]`, by name.
@@ -163,6 +168,8 @@ pub struct Limiter {
     /// `replicas`: how many processes share a limit; under `local` each counts against its share. Nothing: they count
     /// themselves, by heartbeats in Redis.
     pub replicas: Option<NonZeroU32>,
+    /// `uncounted`: what uses up no limit. Default: counting tokens.
+    pub uncounted: Uncounted,
 }
 
 /// Where the counts live.
@@ -358,6 +365,7 @@ mod tests {
         assert_eq!((admin.listen, admin.key_labels), ("127.0.0.1:9090".parse().unwrap(), false));
         assert_eq!((&*config.log.level, config.log.format), ("info", LogFormat::Text));
         assert_eq!((config.limiter.on_store_failure, config.limiter.replicas), (OnStoreFailure::Local, None));
+        assert!(config.cors.is_none() && config.limiter.uncounted == Uncounted::default());
         let [upstream] = &config.upstreams[..] else { panic!("one upstream") };
         assert_eq!(upstream.paths, ["/"]);
         assert_eq!(upstream.connection.connect_timeout, Duration::from_secs(5));
@@ -376,6 +384,12 @@ mod tests {
         assert_eq!((bounds.max_connections_per_ip, bounds.max_headers), (0, 300));
         assert_eq!(bounds.max_header_size, 0x4000);
         assert_eq!((bounds.max_body_size, bounds.write_timeout), (1 << 30, Duration::from_secs(5)));
+        let cors = config.cors.unwrap();
+        assert_eq!(
+            (cors.origins.len(), cors.max_age, cors.credentials),
+            (2, Duration::from_secs(3600), true)
+        );
+        assert_eq!(config.limiter.uncounted, ["/v1/files/*".parse().unwrap()].into_iter().collect());
         let Store::Redis(redis) = config.limiter.store else { panic!("redis") };
         let whole = Topology::Single("rediss://:PLANTED@redis:6379/0".parse().unwrap());
         assert_eq!((redis.topology, redis.timeout), (whole, Duration::from_millis(20)));

@@ -28,13 +28,28 @@ const ALLOWED: &[(&str, &[&str])] = &[
     (
         "proxy",
         &[
-            "auth", "body", "config", "cut", "dialect", "error", "exchange", "forward", "headers", "hygiene",
-            "keys", "limit", "meter", "metrics", "policy", "upload", "upstream",
+            "auth", "body", "config", "cors", "cut", "dialect", "error", "exchange", "forward", "headers",
+            "hygiene", "keys", "limit", "meter", "metrics", "policy", "probe", "upload", "upstream",
         ],
     ),
-    ("error", &["auth", "dialect", "headers", "hygiene", "limit", "route", "upstream"]),
+    ("error", &["auth", "cors", "dialect", "headers", "hygiene", "limit", "route", "upstream"]),
     ("exchange", &["auth", "cut", "dialect", "headers", "limit", "metrics", "policy", "route", "upstream"]),
-    ("policy", &["auth", "config", "headers", "keys", "limit", "route", "tls", "upstream"]),
+    (
+        "policy",
+        &[
+            "auth",
+            "config",
+            "cors",
+            "headers",
+            "keys",
+            "limit",
+            "probe",
+            "route",
+            "tls",
+            "uncounted",
+            "upstream",
+        ],
+    ),
     // The stages. `auth` and `keys` know the credential, so `forward` asks them which values must not leave.
     ("auth", &["keys"]),
     ("route", &["upstream"]),
@@ -45,7 +60,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("body", &["meter", "upstream"]),
     ("meter", &["exchange", "upstream"]),
     // The configuration is made of the leaves' own types.
-    ("config", &["dialect", "headers", "keys", "limit"]),
+    ("config", &["cors", "dialect", "headers", "keys", "limit", "uncounted"]),
     ("tls", &["atomic_file", "config"]),
 ];
 

@@ -6,6 +6,7 @@
 mod bounds;
 mod client_gone;
 mod commands;
+mod cors;
 mod demo;
 mod drain;
 mod edge;
@@ -18,6 +19,7 @@ mod layering;
 mod limits;
 mod observability;
 mod pool;
+mod probes;
 mod readme;
 mod redis_away;
 mod redis_cluster;
