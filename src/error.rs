@@ -152,6 +152,12 @@ fn answer_upstream(error: &SendError) -> Answer {
             "upstream_failed",
             "The upstream could not be reached. Please try again.",
         ),
+        SendError::HeadTooLarge(_) => Answer::new(
+            StatusCode::BAD_GATEWAY,
+            Unavailable,
+            "upstream_failed",
+            "The head of the upstream's answer is too large to pass on.",
+        ),
         SendError::ConnectTimeout | SendError::FirstByteTimeout => Answer::new(
             StatusCode::GATEWAY_TIMEOUT,
             Unavailable,

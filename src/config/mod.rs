@@ -370,6 +370,7 @@ mod tests {
         assert_eq!(upstream.paths, ["/"]);
         assert_eq!(upstream.connection.connect_timeout, Duration::from_secs(5));
         assert_eq!(upstream.connection.pool_idle_timeout, Duration::from_secs(10));
+        assert_eq!(upstream.connection.max_answer_header_size, 64 << 10);
         assert!(upstream.dialect.is_none() && upstream.connection.ca_file.is_none());
         assert!(upstream.endpoints.len() == 1 && upstream.endpoints[0].credential.is_none());
     }
@@ -453,6 +454,7 @@ mod tests {
         assert_eq!(openai.paths, ["/v1", "/openai"]);
         assert_eq!(openai.dialect, Some(Dialect::Openai));
         assert_eq!(openai.idle_timeout, Duration::from_secs(3 * 3600));
+        assert_eq!(openai.connection.max_answer_header_size, 128 << 10);
         assert!(openai.header_rules.forwarded && openai.header_rules.via);
         assert_eq!(
             openai.header_rules.hide,

@@ -19,9 +19,6 @@ use super::{
 };
 use crate::config;
 
-/// More than this is no head of an answer.
-const MAX_HEAD_BYTES: usize = 64 * 1024;
-
 /// An answer passes in pieces of at most so much. A client must take each within its `write_timeout`, and the memory of
 /// a client who does not is a few pieces.
 const MAX_PIECE_BYTES: usize = 64 * 1024;
@@ -33,6 +30,8 @@ pub(super) struct Origin {
     port: u16,
     trust: Option<Arc<ClientConfig>>,
     connect_timeout: Duration,
+    /// A larger head of an answer is not read.
+    pub(super) max_head: usize,
     /// How long an unused connection is kept.
     pub(super) pool_idle_timeout: Duration,
 }
@@ -42,8 +41,10 @@ impl Origin {
         let host = url.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
         let well_known = if trust.is_some() { 443 } else { 80 };
         let port = url.port_u16().unwrap_or(well_known);
-        let config::Connection { connect_timeout, pool_idle_timeout, .. } = *connection;
-        Self { host: host.to_owned(), port, trust, connect_timeout, pool_idle_timeout }
+        let config::Connection { connect_timeout, pool_idle_timeout, max_answer_header_size, .. } =
+            *connection;
+        let (host, max_head) = (host.to_owned(), max_answer_header_size);
+        Self { host, port, trust, connect_timeout, max_head, pool_idle_timeout }
     }
 
     pub(super) async fn connect(&self) -> Result<Connection, SendError> {
@@ -56,13 +57,14 @@ impl Origin {
     async fn open(&self) -> Result<Connection, SendError> {
         let socket = self.dial().await.map_err(SendError::Connect)?;
         match &self.trust {
-            None => speak_http(socket).await,
+            None => speak_http(socket, self.max_head).await,
             Some(trust) => {
                 let name = ServerName::try_from(self.host.clone()).map_err(|error| {
                     SendError::Connect(io::Error::new(io::ErrorKind::InvalidInput, error))
                 })?;
                 let connector = TlsConnector::from(trust.clone());
-                speak_http(connector.connect(name, socket).await.map_err(SendError::Connect)?).await
+                let socket = connector.connect(name, socket).await.map_err(SendError::Connect)?;
+                speak_http(socket, self.max_head).await
             }
         }
     }
@@ -77,15 +79,15 @@ impl Origin {
     }
 }
 
-async fn speak_http<T>(io: T) -> Result<Connection, SendError>
+async fn speak_http<T>(io: T, max_head: usize) -> Result<Connection, SendError>
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let heard = Heard::default();
     let io = TokioIo::new(Socket::new(io, heard.clone()));
     let handshake = http1::Builder::new()
-        .max_header_size(MAX_HEAD_BYTES)
-        .max_buf_size(MAX_PIECE_BYTES)
+        .max_header_size(max_head)
+        .max_buf_size(max_head.max(MAX_PIECE_BYTES))
         .handshake(io)
         .await;
     let (sender, driver) = handshake.map_err(SendError::Exchange)?;

@@ -3,13 +3,13 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use hyper::{
-    Uri,
+    HeaderMap, Uri,
     header::{HOST, HeaderValue},
     http::{request::Parts, uri::PathAndQuery},
 };
@@ -20,6 +20,9 @@ use crate::{
     dialect::Dialect,
     tls::{self, TlsError},
 };
+
+/// Node's clients read heads up to 16 KiB. This leaves room for what Tollgate adds.
+const READ_BY_ALL_CLIENTS: usize = 15 * 1024;
 
 /// One upstream, as routes name it.
 #[derive(Clone, Debug)]
@@ -33,6 +36,8 @@ pub struct Target {
     /// Where its requests can go.
     pub(super) endpoint: Endpoint,
     pub(super) timeouts: Timeouts,
+    /// Whether a head was warned about.
+    warned: Arc<AtomicBool>,
 }
 
 /// How long an upstream may be silent.
@@ -66,6 +71,7 @@ impl Target {
             header_rules: upstream.header_rules.clone(),
             endpoint: Endpoint::new(endpoint, &upstream.connection)?,
             timeouts: Timeouts { first_byte: upstream.first_byte_timeout, idle: upstream.idle_timeout },
+            warned: Arc::default(),
         })
     }
 
@@ -74,12 +80,28 @@ impl Target {
         self.endpoint.credential.is_some()
     }
 
+    /// Warns of an answer whose head some clients do not read; once, for the next ones will be no smaller.
+    pub(super) fn watch_head(&self, headers: &HeaderMap) {
+        let bytes: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
+        if bytes > READ_BY_ALL_CLIENTS && !self.warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                upstream = %self.name,
+                bytes,
+                "the head of an answer is so large that clients on Node refuse it; `hide` leaves fields out"
+            );
+        }
+    }
+
     /// A target that nobody connects to.
     #[cfg(test)]
     pub(crate) fn for_test(name: &str, credential: Option<Credential>) -> Self {
         let minute = Duration::from_secs(60);
-        let connection =
-            config::Connection { ca_file: None, connect_timeout: minute, pool_idle_timeout: minute };
+        let connection = config::Connection {
+            ca_file: None,
+            max_answer_header_size: 1 << 16,
+            connect_timeout: minute,
+            pool_idle_timeout: minute,
+        };
         let endpoint = config::Endpoint { url: Uri::from_static("http://up.example:8080"), credential };
         Self {
             name: name.into(),
@@ -87,6 +109,7 @@ impl Target {
             header_rules: HeaderRules::default(),
             endpoint: Endpoint::new(&endpoint, &connection).expect("plain HTTP needs no certificates"),
             timeouts: Timeouts { first_byte: minute, idle: minute },
+            warned: Arc::default(),
         }
     }
 }
@@ -143,8 +166,12 @@ mod tests {
             value: HeaderValue::from_static("theirs"),
         };
         let minute = Duration::from_secs(60);
-        let connection =
-            config::Connection { ca_file: None, connect_timeout: minute, pool_idle_timeout: minute };
+        let connection = config::Connection {
+            ca_file: None,
+            max_answer_header_size: 1 << 16,
+            connect_timeout: minute,
+            pool_idle_timeout: minute,
+        };
         let endpoint = config::Endpoint { url: Uri::from_static(url), credential: Some(credential) };
         let mut head = Request::get(uri).header("host", "localhost:8443").body(()).unwrap().into_parts().0;
         Endpoint::new(&endpoint, &connection).unwrap().address(&mut head);

@@ -38,6 +38,11 @@ pub enum SendError {
     /// What came is no answer.
     #[error("the upstream did not answer in HTTP/1.1")]
     NotHttp,
+    /// The head of what came has more bytes than this, or more than 100 fields.
+    #[error(
+        "the head of the answer has more than {0} bytes or 100 fields; `max_answer_header_size` of the upstream bounds the bytes"
+    )]
+    HeadTooLarge(usize),
     /// No answer came in time.
     #[error("no answer came in time")]
     FirstByteTimeout,
@@ -104,9 +109,10 @@ impl Upstreams {
         upload: &Upload,
     ) -> Result<Response<AnswerBody>, SendError> {
         connection.heard.reset();
+        let most = target.endpoint.origin.max_head;
         let sent = connection.sender.send_request(Request::from_parts(head, upload.body()));
         let answer = tokio::select! {
-            answer = sent => answer.map_err(|error| send_error(error, upload))?,
+            answer = sent => answer.map_err(|error| send_error(error, upload, most))?,
             () = silence(upload, target.timeouts.first_byte) => return Err(SendError::FirstByteTimeout),
         };
         upload.forget();
@@ -114,6 +120,7 @@ impl Upstreams {
             // Nobody asked for it: upgrades are refused before.
             return Err(SendError::NotHttp);
         }
+        target.watch_head(answer.headers());
         let Endpoint { id, origin, .. } = &target.endpoint;
         let lease = self.pool.lease(*id, origin.pool_idle_timeout, connection);
         Ok(answer.map(|body| AnswerBody::new(body, lease, target.timeouts.idle)))
@@ -130,12 +137,13 @@ fn is_reset(error: &hyper::Error) -> bool {
     cause.is_some_and(socket::is_closed)
 }
 
-fn send_error(error: hyper::Error, upload: &Upload) -> SendError {
+fn send_error(error: hyper::Error, upload: &Upload, max_head: usize) -> SendError {
     match upload.failure() {
         Some(UploadFailure::TooLarge(most)) => SendError::TooLarge(most),
         Some(UploadFailure::Stalled) => SendError::UploadStalled,
         Some(UploadFailure::Malformed) => SendError::UploadMalformed,
         Some(UploadFailure::Gone) => SendError::ClientGone,
+        None if error.is_parse_too_large() => SendError::HeadTooLarge(max_head),
         None if error.is_parse() => SendError::NotHttp,
         None => SendError::Exchange(error),
     }

@@ -232,3 +232,36 @@ async fn a_value_in_latin_1_reaches_the_upstream() {
     link.ok().await;
     assert_eq!(plain.answer().await.unwrap().status, 200);
 }
+
+/// R25: a head that some clients do not read passes with a warning, and one beyond the bound never in silence.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_head_of_an_answer_passes_is_warned_about_and_has_a_bound() {
+    let upstream = Upstream::start(|request| {
+        let bytes = if request.target == "/v1/beyond" { 70_000 } else { 20_000 };
+        let many = if request.target == "/v1/many" { "x-a: 1\r\n".repeat(101) } else { String::new() };
+        let large = "x".repeat(bytes);
+        Script::new()
+            .send(format!("HTTP/1.1 200 OK\r\nx-large: {large}\r\n{many}content-length: 2\r\n\r\n{{}}"))
+    })
+    .await;
+    let proxy = ProxyBuilder::before(&upstream).tier("alice", LIMITS).start().await;
+    let mut plain = Plain::connect(&proxy).await;
+    for _ in 0..2 {
+        plain.request("GET /v1/large", "alice", "").await;
+        let answer = plain.answer().await.unwrap();
+        assert_eq!((answer.status, answer.header("x-large").map(str::len)), (200, Some(20_000)));
+        assert_eq!(answer.header("x-ratelimit-limit"), Some("1000"));
+    }
+    for path in ["/v1/beyond", "/v1/many"] {
+        plain.request(&format!("GET {path}"), "alice", "").await;
+        let answer = plain.answer().await.unwrap();
+        assert_eq!((answer.status, answer.json()["error"]["type"].as_str()), (502, Some("server_error")));
+        let line = proxy.logs.request(path).await;
+        let reason = line["reason"].as_str().unwrap();
+        assert!(reason.contains("65536 bytes or 100 fields"), "{reason}");
+    }
+    let warnings = proxy.logs.all();
+    let is_it = |line: &&serde_json::Value| line["fields"]["message"].to_string().contains("clients on Node");
+    let warnings: Vec<_> = warnings.iter().filter(is_it).collect();
+    assert_eq!((warnings.len(), &warnings[0]["level"]), (1, &"WARN".into()), "once for each upstream");
+}
