@@ -106,13 +106,19 @@ fn size(request: &Parts, bounds: HeadBounds) -> Result<(), Unclean> {
     Ok(())
 }
 
-/// Whether a segment is `.` or `..` in any encoding, with or without parameters behind a `;`.
+/// Whether a segment is `.` or `..` in any encoding, or becomes several of which one is, for a reader who decodes before
+/// he splits.
 fn climbs(segment: &str) -> bool {
-    let name = segment.split(';').next().unwrap_or_default();
-    if name.len() > 6 {
-        return false;
+    if !segment.contains('%') {
+        return is_dots(segment);
     }
-    let name = name.to_ascii_lowercase().replace("%2e", ".");
+    let decoded = segment.to_ascii_lowercase().replace("%2e", ".").replace("%3b", ";");
+    decoded.split("%2f").any(is_dots)
+}
+
+/// With or without parameters behind a `;`.
+fn is_dots(segment: &str) -> bool {
+    let name = segment.split(';').next().unwrap_or_default();
     name == "." || name == ".."
 }
 
@@ -185,6 +191,7 @@ mod tests {
             "/v1/a%20b",
             "/v1/...",
             "/v1/a..b",
+            "/v1/..a%2F..b%2F...",
             "//v1/x",
         ] {
             assert_eq!(verdict(get(target)), Ok(()), "{target}");
@@ -200,6 +207,10 @@ mod tests {
             "/v1/.%2e/x",
             "/./x",
             "/v1/..;/x",
+            "/v1/..%3Bx/y",
+            "/v1/models%2f..%2Fx",
+            "/v1/%2e%2e%2fx",
+            "/v1/x%2f.",
             "/v1/a%00",
             "/v1/a%5cb",
             "/v1/%zz",

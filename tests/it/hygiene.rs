@@ -14,6 +14,16 @@ enum Fate {
 }
 use Fate::{Passes, Refused};
 
+/// A request with this body, in chunks.
+macro_rules! chunked {
+    ($body:literal) => {
+        concat!(
+            "POST /v1/x HTTP/1.1\r\nhost: a\r\n{key}connection: close\r\ntransfer-encoding: chunked\r\n\r\n",
+            $body
+        )
+    };
+}
+
 /// `{key}` stands for the credential's field. A request that could smuggle carries `GET /v1/smuggled` behind it.
 const CORPUS: &[(&str, &str, Fate)] = &[
     // Framing.
@@ -77,7 +87,64 @@ const CORPUS: &[(&str, &str, Fate)] = &[
         "POST /v1/x HTTP/1.1\r\nhost: a\r\n{key}connection: close\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\ncontent-length: 9\r\n\r\n",
         Passes("/v1/x", "hi"),
     ),
+    (
+        "a negative length",
+        "POST /v1/x HTTP/1.1\r\nhost: a\r\n{key}content-length: -1\r\n\r\nhi",
+        Refused(400),
+    ),
+    (
+        "a length in hexadecimal",
+        "POST /v1/x HTTP/1.1\r\nhost: a\r\n{key}content-length: 0x2\r\n\r\nhi",
+        Refused(400),
+    ),
+    ("no length", "POST /v1/x HTTP/1.1\r\nhost: a\r\n{key}content-length:\r\n\r\nhi", Refused(400)),
+    (
+        "a length beyond 64 bits",
+        "POST /v1/x HTTP/1.1\r\nhost: a\r\n{key}content-length: 18446744073709551618\r\n\r\nhi",
+        Refused(400),
+    ),
+    (
+        "a length with a space before the colon",
+        "POST /v1/x HTTP/1.1\r\nhost: a\r\n{key}content-length : 2\r\n\r\nhi",
+        Refused(400),
+    ),
+    (
+        "a length on a folded line",
+        "POST /v1/x HTTP/1.1\r\nhost: a\r\n{key}content-length:\r\n 2\r\n\r\nhi",
+        Refused(400),
+    ),
+    (
+        "chunked before identity",
+        "POST /v1/x HTTP/1.1\r\nhost: a\r\n{key}transfer-encoding: chunked, identity\r\n\r\n2\r\nhi\r\n0\r\n\r\n",
+        Refused(400),
+    ),
+    (
+        "chunked with a space before the colon",
+        "POST /v1/x HTTP/1.1\r\nhost: a\r\n{key}transfer-encoding : chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n",
+        Refused(400),
+    ),
+    // Chunks.
+    ("a bare LF behind a size", chunked!("2\nhi\r\n0\r\n\r\n"), Refused(400)),
+    ("a bare CR behind a size", chunked!("2\rhi\r\n0\r\n\r\n"), Refused(400)),
+    ("a bare CR in an extension", chunked!("2;a\rb\r\nhi\r\n0\r\n\r\n"), Refused(400)),
+    ("a bare LF in an extension", chunked!("2;a\nb\r\nhi\r\n0\r\n\r\n"), Refused(400)),
+    ("a bare LF behind data", chunked!("2\r\nhi\n0\r\n\r\n"), Refused(400)),
+    ("a bare CR behind data", chunked!("2\r\nhi\r0\r\n\r\n"), Refused(400)),
+    ("more data than its size", chunked!("2\r\nhi!\r\n0\r\n\r\n"), Refused(400)),
+    ("a size with 0x", chunked!("0x2\r\nhi\r\n0\r\n\r\n"), Refused(400)),
+    ("a size with a sign", chunked!("+2\r\nhi\r\n0\r\n\r\n"), Refused(400)),
+    ("a size beyond 64 bits", chunked!("10000000000000002\r\nhi\r\n0\r\n\r\n"), Refused(400)),
+    ("a size behind a space", chunked!(" 2\r\nhi\r\n0\r\n\r\n"), Refused(400)),
+    ("an extension", chunked!("2;a=b\r\nhi\r\n0\r\n\r\n"), Passes("/v1/x", "hi")),
     // Fields.
+    (
+        "the credential among the connection's own",
+        "GET /v1/x HTTP/1.1\r\nhost: a\r\n{key}connection: x-api-key, authorization, host, close\r\n\r\n",
+        Passes("/v1/x", ""),
+    ),
+    ("an empty name", "GET /v1/x HTTP/1.1\r\nhost: a\r\n{key}: b\r\n\r\n", Refused(400)),
+    ("a DEL", "GET /v1/x HTTP/1.1\r\nhost: a\r\n{key}x-a: b\x7fc\r\n\r\n", Refused(400)),
+    ("a folded first line", "GET /v1/x HTTP/1.1\r\n host: a\r\nhost: a\r\n{key}\r\n", Refused(400)),
     ("a folded line", "GET /v1/x HTTP/1.1\r\nhost: a\r\n{key}x-a: b\r\n c\r\n\r\n", Refused(400)),
     ("a space before the colon", "GET /v1/x HTTP/1.1\r\nhost: a\r\n{key}x-a : b\r\n\r\n", Refused(400)),
     ("no colon", "GET /v1/x HTTP/1.1\r\nhost: a\r\n{key}x-a\r\n\r\n", Refused(400)),
@@ -97,6 +164,10 @@ const CORPUS: &[(&str, &str, Fate)] = &[
         Passes("/v1/x?q", ""),
     ),
     ("the absolute form of another", "GET http://b/v1/x HTTP/1.1\r\nhost: a\r\n{key}\r\n", Refused(400)),
+    ("the absolute form with a user", "GET http://u@a/v1/x HTTP/1.1\r\nhost: a\r\n{key}\r\n", Refused(400)),
+    ("two spaces", "GET  /v1/x HTTP/1.1\r\nhost: a\r\n{key}\r\n", Refused(400)),
+    ("a tab", "GET\t/v1/x HTTP/1.1\r\nhost: a\r\n{key}\r\n", Refused(400)),
+    ("a way up behind encoded slashes", "GET /v1/a%2F..%2fx HTTP/1.1\r\nhost: a\r\n{key}\r\n", Refused(400)),
     ("an asterisk", "OPTIONS * HTTP/1.1\r\nhost: a\r\n{key}\r\n", Refused(400)),
     ("no slash", "GET v1/x HTTP/1.1\r\nhost: a\r\n{key}\r\n", Refused(400)),
     ("a way up", "GET /v1/../x HTTP/1.1\r\nhost: a\r\n{key}\r\n", Refused(400)),
@@ -115,6 +186,9 @@ const CORPUS: &[(&str, &str, Fate)] = &[
     ("CONNECT", "CONNECT a:443 HTTP/1.1\r\nhost: a:443\r\n{key}\r\n", Refused(405)),
     ("TRACE", "TRACE /v1/x HTTP/1.1\r\nhost: a\r\n{key}\r\n", Refused(405)),
     ("a method of their own", "BREW /v1/x HTTP/1.1\r\nhost: a\r\n{key}\r\n", Refused(405)),
+    ("no version", "GET /v1/x\r\nhost: a\r\n{key}\r\n", Refused(400)),
+    ("a version in small letters", "GET /v1/x http/1.1\r\nhost: a\r\n{key}\r\n", Refused(400)),
+    ("the other protocol's version", "GET /v1/x HTTP/2.0\r\nhost: a\r\n{key}\r\n", Refused(400)),
     ("a version to come", "GET /v1/x HTTP/1.2\r\nhost: a\r\n{key}\r\n", Refused(400)),
     (
         "a WebSocket",
