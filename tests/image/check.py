@@ -185,7 +185,7 @@ def check_answer(gate: Gate) -> None:
 
 def check_drain(name: str, gate: Gate, upstream: Upstream) -> None:
     """`docker stop` in the middle of a stream: no new connection is taken, and the stream goes on to its end."""
-    answer = gate.ask("one-by-one/drain", stream=True)
+    answer = gate.ask("one-by-one.drain", stream=True)
     lines = [answer.readline()]
     with subprocess.Popen(["docker", "stop", "-t", str(DRAIN_TIMEOUT_S), name], stdout=subprocess.DEVNULL) as stop:
         deadline = time.monotonic() + DRAIN_TIMEOUT_S / 2

@@ -1,287 +1,211 @@
-"""Real SDKs against the real binary, over TLS with the development certificate.
+"""Real SDKs against the real binary, over TLS.
 
-    python3 tests/sdk/suite.py --tollgate target/debug/tollgate --node PATH --node-modules FOLDER
+    python3 tests/sdk/suite.py --tollgate target/debug/tollgate --node PATH --node-modules FOLDER --previous FOLDER
 
-Starts a scripted upstream and Tollgate, each on a port that the system picks, then one program for each SDK. Prints a line for each
-case, a table by SDK and, last, `N passed, M failed`. `tests/run` prepares what it needs and calls it.
+Starts a scripted upstream and Tollgate, each on a port that the system picks, then puts each SDK of sdks.py through
+each case of cases.py. Prints what failed, a table of SDKs by cases and, last, `N passed, M failed`. `tests/run` prepares
+what it needs and calls it.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
-import json
 import os
-import queue
 import secrets
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Iterator
+from typing import Callable
 
-from upstream import PIECES, PIECES_BEFORE_CUT, USAGE, Upstream
+from cases import CASES, KEEPALIVE_CASE, MAX_BODY_SIZE
+from gate import Gate, make_private_certificate
+from sdks import LEGEND, SDKS, Sdk
+from trial import TIERS, Ended, Hangs, Program, Trial
+from upstream import Received, Upstream, format_of
 
 HERE = Path(__file__).resolve().parent
 
-# How long things may take on a slow machine before they count as hanging.
-START_TIMEOUT_S = 60
-PROGRAM_TIMEOUT_S = 180
-STOP_TIMEOUT_S = 30
-
-TIERS = {
-    "roomy": '{ requests = 1000, per = "1m" }',
-    "tiny": '{ requests = 2, per = "2s" }',
-    "hourly": '{ requests = 1, per = "1h" }',
-}
+# Most of the time an SDK waits for something, so more of them run than there are processors.
+AT_A_TIME = 6
 
 CONFIG = """
 [server]
 listen = "127.0.0.1:0"
-
+max_body_size = "{max_body_size}"
 [server.tls]
-certificate = "{folder}/certs/server.crt"
-private_key = "{folder}/certs/server.key"
-
+certificate = "server.crt"
+private_key = "server.key"
 [admin]
 listen = "127.0.0.1:0"
-
 [limiter]
 store = "memory"
-
-[[upstreams]]
-name = "openai"
-url = "{upstream}"
-paths = ["/v1"]
-credential = {{ header = "authorization", value = "Bearer {credential}" }}
-
-[[upstreams]]
-name = "anthropic"
-url = "{upstream}"
-paths = ["/v1/messages"]
-credential = {{ header = "x-api-key", value = "{credential}" }}
 """
 
-# What the scripted upstream answers, for the programs to compare with.
-SCRIPT = {"pieces": PIECES, "pieces_before_cut": PIECES_BEFORE_CUT, "usage": USAGE}
+UPSTREAM = """
+[[upstreams]]
+name = "{name}"
+url = "{url}"
+paths = {paths}
+credential = {{ header = "{header}", value = "{value}" }}
+"""
+
+# The paths of each upstream, and one by which the script tells what credential it wants.
+UPSTREAMS = {
+    "openai": ('["/v1"]', "/v1/responses"),
+    "anthropic": ('["/v1/messages"]', "/v1/messages"),
+    "gemini": ('["/v1beta", "/v1/models"]', "/v1beta/models/any:generateContent"),
+}
 
 # Settings of the caller's own that would lead a client elsewhere.
-FOREIGN_VARIABLES = ("OPENAI_", "ANTHROPIC_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "SSL_CERT_DIR", "NODE_OPTIONS")
-
-
-@dataclass
-class Sdk:
-    """One client library: the program with its cases, and its keys by tier."""
-
-    name: str
-    program: list[str]
-    keys: dict[str, str] = field(default_factory=dict)
-    passed: int = 0
-    failed: int = 0
-
-    def ok(self, case: str) -> None:
-        self.passed += 1
-        print(f"ok {self.name}: {case}", flush=True)
-
-    def fail(self, case: str, reason: str) -> None:
-        self.failed += 1
-        print(f"FAILED {self.name}: {case}: {reason}", flush=True)
-
-    def check(self, case: str, problem: str | None) -> None:
-        if problem:
-            self.fail(case, problem)
-        else:
-            self.ok(case)
-
-    def make_keys(self) -> str:
-        """Makes a key for each tier, so that no SDK uses up another's limit. The answer is their configuration."""
-        self.keys = {tier: f"sk-tg-{self.name}-{tier}-{secrets.token_hex(32)}" for tier in [*TIERS, "wrong"]}
-        return "".join(
-            f'[[keys]]\nid = "{self.name}-{tier}"\nhash = "sha256:{sha256(self.keys[tier])}"\ntier = "{tier}"\n' for tier in TIERS
-        )
-
-
-def sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+FOREIGN_VARIABLES = (
+    "OPENAI_", "ANTHROPIC_", "GOOGLE_", "GEMINI_", "LANGSMITH_", "LANGCHAIN_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY",
+    "SSL_CERT_", "NODE_", "PYTHONPATH",
+)
 
 
 def main() -> int:
     arguments = parse_arguments()
     # Without this, a plain `kill` would leave the children behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    sdks = [
-        Sdk("openai-python", python("openai_cases.py")),
-        Sdk("anthropic-python", python("anthropic_cases.py")),
-        Sdk("openai-node", [arguments.node, str(HERE / "openai_cases.cjs")]),
-        Sdk("anthropic-node", [arguments.node, str(HERE / "anthropic_cases.cjs")]),
-        Sdk("curl", python("curl_cases.py")),
-    ]
+    if not arguments.keepalive:
+        del CASES[KEEPALIVE_CASE]
     credential = f"upstream-{secrets.token_hex(32)}"
+    trials = [Trial(sdk, number) for number, sdk in enumerate(SDKS) if arguments.only in sdk.name]
     with tempfile.TemporaryDirectory(prefix="tollgate-sdk-") as folder, Upstream() as upstream:
-        config = write_config(Path(folder), upstream.url, credential, sdks)
-        with Proxy(arguments.tollgate, config) as proxy:
-            told = {"url": proxy.url(), "upstream": upstream.url, **SCRIPT}
-            environment = environment_trusting(Path(folder) / "certs" / "server.crt", arguments.node_modules)
-            for sdk in sdks:
-                run_program(sdk, {**environment, "SDK_SUITE": json.dumps({**told, "keys": sdk.keys})})
-        whole = Sdk("every SDK", [])
-        check_secrets(whole, sdks, upstream, credential, proxy.log)
-        whole.check("Tollgate stops on SIGTERM with code 0", None if proxy.returncode == 0 else f"code {proxy.returncode}")
-        return report([*sdks, whole], proxy.log)
+        development, private = Path(folder) / "development", Path(folder) / "private"
+        for certificates in [development, private]:
+            certificates.mkdir()
+            write_config(certificates, upstream.url, credential, trials, arguments.keepalive)
+        authority = make_private_certificate(private)
+        with Gate(arguments.tollgate, development) as gate, Gate(arguments.tollgate, private) as private_gate:
+            for trial in trials:
+                command = command_of(trial.sdk, arguments.node)
+                trial.upstream, trial.gate, trial.private_gate = upstream, gate, private_gate
+                trial.program = Program(command, environment(development / "server.crt", trial.sdk, arguments))
+                trial.insider = Program(command, environment(authority, trial.sdk, arguments))
+            run_all(trials)
+        checks = check_secrets(trials, upstream, credential, gate.log + private_gate.log)
+    checks["Tollgate stops on SIGTERM with code 0"] = "" if gate.returncode == 0 else f"code {gate.returncode}"
+    return report(trials, checks, gate.log + private_gate.log)
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Real SDKs against the real binary.")
     parser.add_argument("--tollgate", required=True, help="the binary")
     parser.add_argument("--node", required=True, help="node, version 22 or later")
-    parser.add_argument("--node-modules", required=True, help="the folder that `npm ci` made of package.json beside this file")
+    parser.add_argument("--node-modules", required=True, help="the folder that `npm ci` made of package.json")
+    parser.add_argument("--previous", required=True, help="a folder with a folder for each line of previous.txt")
+    parser.add_argument("--only", default="", help="a part of the names of the SDKs to run")
+    parser.add_argument("--keepalive", help="configure this `keepalive`, below 3s, and run its case")
     return parser.parse_args()
 
 
-def python(program: str) -> list[str]:
-    # `-B`: nothing is written beside the sources.
-    return [sys.executable, "-B", str(HERE / program)]
-
-
-def write_config(folder: Path, upstream: str, credential: str, sdks: list[Sdk]) -> Path:
-    (folder / "certs").mkdir()
-    text = CONFIG.format(folder=folder, upstream=upstream, credential=credential)
+def write_config(folder: Path, url: str, credential: str, trials: list[Trial], keepalive: str | None) -> None:
+    text = CONFIG.format(max_body_size=MAX_BODY_SIZE)
+    for name, (paths, path) in UPSTREAMS.items():
+        header, value = format_of(path).credential
+        text += UPSTREAM.format(name=name, url=url, paths=paths, header=header, value=value.format(credential))
+        text += f'keepalive = "{keepalive}"\n' if keepalive else ""
     text += "".join(f"[tiers.{name}]\nlimits = [{limit}]\n" for name, limit in TIERS.items())
-    text += "".join(sdk.make_keys() for sdk in sdks)
-    path = folder / "proxy.toml"
-    path.write_text(text)
-    return path
+    for trial in trials:
+        for tier, id in trial.ids.items():
+            digest = hashlib.sha256(trial.keys[tier].encode()).hexdigest()
+            text += f'[[keys]]\nid = "{id}"\nhash = "sha256:{digest}"\ntier = "{tier}"\n'
+    (folder / "proxy.toml").write_text(text)
 
 
-class Proxy:
-    """The binary while the `with` block runs, and its log."""
-
-    def __init__(self, binary: str, config: Path) -> None:
-        self.log: list[str] = []
-        self.returncode: int | None = None
-        self.addresses: queue.Queue[str | None] = queue.Queue()
-        command = [binary, "serve", "--config", str(config), "--log-format", "json"]
-        # A process group of its own: Ctrl-C reaches the suite alone, which then ends its children in order.
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, encoding="utf-8", start_new_session=True
-        )
-        self.reader = threading.Thread(target=self.read_log, daemon=True)
-        self.reader.start()
-
-    def __enter__(self) -> Proxy:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.terminate()
-        try:
-            self.process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-        self.returncode = self.process.wait()
-        self.reader.join()
-
-    def url(self) -> str:
-        """Where it listens, once it does."""
-        try:
-            address = self.addresses.get(timeout=START_TIMEOUT_S)
-        except queue.Empty:
-            address = None
-        if address is None:
-            sys.exit("Tollgate did not start to listen. Its log:\n" + "".join(self.log))
-        return f"https://localhost:{address.rpartition(':')[2]}"
-
-    def read_log(self) -> None:
-        for line in self.process.stderr:
-            self.log.append(line)
-            with contextlib.suppress(ValueError):
-                fields = json.loads(line).get("fields", {})
-                if fields.get("message") == "listening":
-                    self.addresses.put(fields["address"])
-        self.addresses.put(None)
+def command_of(sdk: Sdk, node: str) -> list[str]:
+    if sdk.runtime == "node":
+        return [node, str(HERE / "clients.cjs"), sdk.adapter, *filter(None, [sdk.pin])]
+    # `-B`: nothing is written beside the sources.
+    return [sys.executable, "-B", str(HERE / "clients.py"), sdk.adapter]
 
 
-def run_program(sdk: Sdk, environment: dict[str, str]) -> None:
-    """Runs all cases of one SDK. A program that dies or hangs is one failed case more."""
-    with program_running(sdk.program, environment) as program:
-        for line in program.stdout:
-            count(sdk, line.rstrip("\n"))
-    if program.returncode != 0:
-        sdk.fail("runs to its end", f"exit code {program.returncode}")
-    elif sdk.passed + sdk.failed == 0:
-        sdk.fail("runs its cases", "it ran none")
+def environment(certificate: Path, sdk: Sdk, arguments: argparse.Namespace) -> dict[str, str]:
+    """This process's environment, with a certificate in each variable that a client looks at."""
+    variables = {name: value for name, value in os.environ.items() if not name.upper().startswith(FOREIGN_VARIABLES)}
+    for name in ["SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS", "CURL_CA_BUNDLE"]:
+        variables[name] = str(certificate)
+    if sdk.runtime == "node":
+        return {**variables, "NODE_PATH": arguments.node_modules}
+    previous = str(Path(arguments.previous) / sdk.pin) if sdk.pin else ""
+    return {**variables, "PYTHONPATH": previous, "PYTHONIOENCODING": "utf-8"}
 
 
-@contextlib.contextmanager
-def program_running(command: list[str], environment: dict[str, str]) -> Iterator[subprocess.Popen]:
-    program = subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, encoding="utf-8", start_new_session=True
-    )
-    alarm = threading.Timer(PROGRAM_TIMEOUT_S, program.kill)
-    alarm.start()
+def run_all(trials: list[Trial]) -> None:
+    """Runs several at a time, and says in order how they went."""
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        for trial, _ in zip(trials, pool.map(run, trials)):
+            failures = [f"FAILED {trial.name}: {case}: {reason}\n" for case, reason in trial.results.items() if reason]
+            passed = f"{len(trial.results) - len(failures)} of {len(trial.results)} passed"
+            print(f"{trial.name}: {trial.unavailable or passed}\n" + "".join(failures), end="", flush=True)
+
+
+def run(trial: Trial) -> None:
+    """Runs every case of one SDK. A failed one does not stop the next."""
+    if not trial.unavailable:
+        trial.results = {name: outcome(trial, body) for name, body in CASES.items()}
+    trial.stop()
+
+
+def outcome(trial: Trial, body: Callable[[Trial], None]) -> str:
+    """Nothing, or why the case failed."""
     try:
-        yield program
-        program.wait()
-    finally:
-        alarm.cancel()
-        if program.poll() is None:
-            program.kill()
-        program.wait()
+        body(trial)
+    except Exception as error:
+        if isinstance(error, (Hangs, Ended)):
+            trial.stop()
+        return " ".join(f"{type(error).__name__}: {error}".split())
+    return ""
 
 
-def environment_trusting(certificate: Path, node_modules: str) -> dict[str, str]:
-    """This process's environment, with the development certificate in each variable that a client looks at."""
-    environment = {
-        name: value for name, value in os.environ.items() if not name.upper().startswith(FOREIGN_VARIABLES)
-    }
-    for variable in ["SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS", "CURL_CA_BUNDLE"]:
-        environment[variable] = str(certificate)
-    return {**environment, "NODE_PATH": node_modules, "PYTHONIOENCODING": "utf-8"}
-
-
-def count(sdk: Sdk, line: str) -> None:
-    verdict, _, rest = line.partition(" ")
-    case, _, reason = rest.partition(": ")
-    if verdict == "ok":
-        sdk.ok(rest)
-    elif verdict == "FAILED":
-        sdk.fail(case, reason)
-    else:
-        print(f"   {line}", flush=True)
-
-
-def check_secrets(whole: Sdk, sdks: list[Sdk], upstream: Upstream, credential: str, log: list[str]) -> None:
+def check_secrets(trials: list[Trial], upstream: Upstream, credential: str, log: list[str]) -> dict[str, str]:
     """Client keys stay in front of the gate, the upstream's credential behind it, and neither is logged."""
-    keys = {key: f"{sdk.name}'s {tier} key" for sdk in sdks for tier, key in sdk.keys.items()}
-    leaked = {f"{name} in {got.target}" for key, name in keys.items() for got in upstream.received if got.contains(key)}
-    whole.check("no client key reaches the upstream", "; ".join(sorted(leaked)))
-
-    wanted = {"/v1/messages": ("x-api-key", credential)}
-    bare = {
-        got.target for got in upstream.received
-        for name, value in [wanted.get(got.target.partition("?")[0], ("authorization", f"Bearer {credential}"))]
-        if got.header(name) != value
-    }
-    nothing = None if upstream.received else "it received nothing"
-    whole.check("every request carries the upstream's credential", nothing or "; ".join(sorted(bare)))
-
+    keys = {key: f"{trial.name}'s {tier} key" for trial in trials for tier, key in trial.keys.items()}
     text = "".join(log)
-    logged = [name for secret, name in {**keys, credential: "the upstream's credential"}.items() if secret in text]
-    whole.check("no secret is in the log", "; ".join(logged))
+    got = upstream.received
+    leaked = {f"{name} in {each.target}" for key, name in keys.items() for each in got if each.contains(key)}
+    bare = {each.target for each in got if not is_credited(each, credential)} if got else {"it received nothing"}
+    logged = {name for secret, name in {**keys, credential: "the upstream's credential"}.items() if secret in text}
+    return {
+        "no client key reaches the upstream": "; ".join(sorted(leaked)),
+        "every request carries the upstream's credential": "; ".join(sorted(bare)),
+        "no secret is in the log": "; ".join(sorted(logged)),
+    }
 
 
-def report(sdks: list[Sdk], log: list[str]) -> int:
-    passed, failed = sum(sdk.passed for sdk in sdks), sum(sdk.failed for sdk in sdks)
+def is_credited(got: Received, credential: str) -> bool:
+    header, value = format_of(got.target.partition("?")[0]).credential
+    return got.header(header) == value.format(credential)
+
+
+def report(trials: list[Trial], checks: dict[str, str], log: list[str]) -> int:
+    for check, reason in checks.items():
+        print(f"FAILED every SDK: {check}: {reason}" if reason else f"ok every SDK: {check}")
+    reasons = [*checks.values(), *(reason for trial in trials for reason in trial.results.values())]
+    passed, failed = reasons.count(""), len(reasons) - reasons.count("")
     if failed:
         print("\nTollgate's log:\n" + "".join(log))
-    print(f"\n{'SDK':<20}{'passed':>8}{'failed':>8}")
-    for sdk in sdks:
-        print(f"{sdk.name:<20}{sdk.passed:>8}{sdk.failed:>8}")
+    print_table(trials)
     print(f"{passed} passed, {failed} failed", flush=True)
     return 1 if failed or not passed else 0
+
+
+def print_table(trials: list[Trial]) -> None:
+    widths = {case: max(len(case), len("FAIL")) + 2 for case in CASES}
+    print(f"\n{'SDK':<34}" + "".join(f"{case:>{width}}" for case, width in widths.items()))
+    for trial in trials:
+        cells = {case: {None: "–", "": "ok"}.get(trial.results.get(case), "FAIL") for case in CASES}
+        print(f"{trial.name:<34}" + "".join(f"{cells[case]:>{width}}" for case, width in widths.items()))
+    print("\n" + LEGEND, end="")
+    untried = [trial for trial in trials if trial.unavailable]
+    for trial in untried:
+        print(f"– {trial.name} {trial.unavailable}")
+    if untried:
+        print(f"{len(untried)} of {len(trials)} SDKs were not tried")
 
 
 if __name__ == "__main__":

@@ -1,21 +1,28 @@
-"""A scripted LLM API: chat completions, responses and messages, plain or streamed, over plain HTTP.
+"""A scripted LLM API over plain HTTP: chat completions, responses, messages and Gemini's content, plain or streamed.
 
 The `model` of a request says what happens to the answer:
 
     plain                 the whole answer at once
-    one-by-one/ID         the next piece of text is sent only after `POST /control/release/ID`, so that a client which releases a
-                          piece after it has seen the one before proves that nothing on the way holds pieces back
-    cut-between-events/ID the same, but the connection ends after three pieces, without the end of the chunked body
-    cut-inside-event/ID   the same, in the middle of the fourth
+    fails                 status 500, in the shape of the API
+    one-by-one.ID         the next piece of text is sent only when `release(ID)` is called, so that a client which
+                          reports a piece after it has seen the one before proves that nothing holds pieces back
+    cut-between-events.ID the same, but the connection ends after three pieces, without the end of the chunked body
+    cut-inside-event.ID   the same, in the middle of the fourth
+    gzip.ID               the same as one-by-one, compressed and flushed after every event
+    keepalive.ID          the same as one-by-one, with a sign of life behind every event, as this API's clients bear it
+    silent.ID             the same as one-by-one, with a long silence before the last piece
 
-Everything that arrives is kept: `GET /control/received?model=M` tells a client process what reached the upstream.
+Everything that arrives is kept: `of_model(M)` tells what reached the upstream.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import threading
+import time
 import urllib.parse
+import zlib
 from collections import defaultdict
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,8 +31,10 @@ PIECES = ["The ", "gate ", "öffnet ", "one ", "by ", "one", " ✓."]
 PIECES_BEFORE_CUT = 3
 USAGE = {"input": 11, "output": 7}
 
-# A client that never releases the next piece must fail its own case, not hang the suite.
+# A client that never sees the next piece must fail its own case, not hang the suite.
 RELEASE_TIMEOUT_S = 20
+SILENCE_S = 3
+FAILURE = "The scripted upstream fails on purpose."
 
 
 @dataclass
@@ -52,12 +61,21 @@ class Event:
     is_text: bool = False
 
 
-def sse(payload: dict, *, named: bool = True, is_text: bool = False) -> Event:
-    name = f"event: {payload['type']}\n" if named else ""
-    return Event(f"{name}data: {json.dumps(payload, ensure_ascii=False)}\n\n".encode(), is_text)
+def sse(payload: dict, *, named: bool = True, is_text: bool = False, newline: str = "\n") -> Event:
+    name = f"event: {payload['type']}{newline}" if named else ""
+    return Event(f"{name}data: {json.dumps(payload, ensure_ascii=False)}{newline * 2}".encode(), is_text)
 
 
-class ChatCompletions:
+class OpenAi:
+    """What OpenAI's two APIs have in common."""
+
+    credential = ("authorization", "Bearer {}")
+    # Not a line more: the Python SDK takes an empty one for the end of an event without data, if events have ids.
+    keepalive = b": keepalive\n"
+    error = {"error": {"message": FAILURE, "type": "server_error", "param": None, "code": "server_error"}}
+
+
+class ChatCompletions(OpenAi):
     """OpenAI's chat completions: unnamed events, usage in a chunk of its own, `[DONE]` at the end."""
 
     usage = {
@@ -89,14 +107,16 @@ class ChatCompletions:
         ]
 
 
-class Responses:
+class Responses(OpenAi):
     """OpenAI's responses: every event is named, and the last one repeats the whole answer."""
 
     def answer(self, model: str) -> dict:
         text = {"type": "output_text", "text": "".join(PIECES), "annotations": []}
         return {
             "id": "resp_1", "object": "response", "created_at": 1, "model": model, "status": "completed",
-            "output": [{"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "content": [text]}],
+            "output": [
+                {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "content": [text]},
+            ],
             "usage": {
                 "input_tokens": USAGE["input"], "input_tokens_details": {"cached_tokens": 0},
                 "output_tokens": USAGE["output"], "output_tokens_details": {"reasoning_tokens": 0},
@@ -105,18 +125,33 @@ class Responses:
         }
 
     def events(self, model: str) -> list[Event]:
-        place = {"type": "response.output_text.delta", "item_id": "msg_1", "output_index": 0, "content_index": 0, "logprobs": []}
-        started = {**self.answer(model), "status": "in_progress", "output": [], "usage": None}
-        last = len(PIECES) + 1
+        whole = self.answer(model)
+        item = whole["output"][0]
+        text = item["content"][0]
+        in_item = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
+        started = {"status": "in_progress"}
+        payloads = [
+            {"type": "response.created", "response": {**whole, **started, "output": [], "usage": None}},
+            {"type": "response.output_item.added", "output_index": 0, "item": {**item, **started, "content": []}},
+            {"type": "response.content_part.added", **in_item, "part": {**text, "text": ""}},
+            *({"type": "response.output_text.delta", **in_item, "delta": piece, "logprobs": []} for piece in PIECES),
+            {"type": "response.output_text.done", **in_item, "text": text["text"], "logprobs": []},
+            {"type": "response.content_part.done", **in_item, "part": text},
+            {"type": "response.output_item.done", "output_index": 0, "item": item},
+            {"type": "response.completed", "response": whole},
+        ]
         return [
-            sse({"type": "response.created", "sequence_number": 0, "response": started}),
-            *(sse({**place, "sequence_number": at, "delta": piece}, is_text=True) for at, piece in enumerate(PIECES, 1)),
-            sse({"type": "response.completed", "sequence_number": last, "response": self.answer(model)}),
+            sse({**payload, "sequence_number": number}, is_text="delta" in payload)
+            for number, payload in enumerate(payloads)
         ]
 
 
 class Messages:
     """Anthropic's messages: usage is spread over the first event and the last but one."""
+
+    credential = ("x-api-key", "{}")
+    keepalive = sse({"type": "ping"}).data
+    error = {"type": "error", "error": {"type": "api_error", "message": FAILURE}, "request_id": "req_1"}
 
     def answer(self, model: str) -> dict:
         return {
@@ -145,11 +180,44 @@ class Messages:
         ]
 
 
+class Gemini:
+    """Gemini's content: the model stands in the path, every event repeats the usage so far.
+
+    Its clients bear no comments.
+    """
+
+    credential = ("x-goog-api-key", "{}")
+    keepalive = b"\n\n"
+    error = {"error": {"code": 500, "message": FAILURE, "status": "INTERNAL"}}
+
+    def part(self, text: str, finish_reason: str | None = None) -> dict:
+        usage = {"promptTokenCount": USAGE["input"], "candidatesTokenCount": USAGE["output"]}
+        candidate = {"index": 0, "content": {"role": "model", "parts": [{"text": text}]}}
+        if finish_reason:
+            candidate["finishReason"] = finish_reason
+        return {"candidates": [candidate], "usageMetadata": {**usage, "totalTokenCount": sum(USAGE.values())}}
+
+    def answer(self, model: str) -> dict:
+        return {**self.part("".join(PIECES), "STOP"), "modelVersion": model}
+
+    def events(self, model: str) -> list[Event]:
+        reasons = [None] * (len(PIECES) - 1) + ["STOP"]
+        parts = [self.part(piece, reason) for piece, reason in zip(PIECES, reasons)]
+        return [sse(part, named=False, is_text=True, newline="\r\n") for part in parts]
+
+
 FORMATS = {
     "/v1/chat/completions": ChatCompletions(),
     "/v1/responses": Responses(),
     "/v1/messages": Messages(),
 }
+GEMINI = Gemini()
+GEMINI_PATH = re.compile(r"/v1(?:beta)?/models/([^/:]+):(generateContent|streamGenerateContent)")
+
+
+def format_of(path: str) -> OpenAi | Messages | Gemini | None:
+    """The format that is spoken on a path, without the query."""
+    return GEMINI if GEMINI_PATH.fullmatch(path) else FORMATS.get(path)
 
 
 class Upstream:
@@ -185,6 +253,15 @@ class Upstream:
             return [received for received in self.received if received.model == model]
 
 
+def asked(path: str, body: bytes) -> tuple[str, bool]:
+    """The model of a request, and whether it wants a stream."""
+    in_path = GEMINI_PATH.fullmatch(path)
+    if in_path:
+        return in_path[1], in_path[2] == "streamGenerateContent"
+    request = json.loads(body)
+    return request["model"], bool(request.get("stream"))
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     # Each event must leave at once: Nagle's algorithm would join those that follow each other.
@@ -197,26 +274,18 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         """Silent: the suite prints what matters."""
 
-    def do_GET(self) -> None:
-        target = urllib.parse.urlsplit(self.path)
-        if target.path != "/control/received":
-            return self.reply(404, {"error": {"message": f"no {target.path} here"}})
-        model = urllib.parse.parse_qs(target.query)["model"][0]
-        self.reply(200, [dict(received.headers) for received in self.upstream.of_model(model)])
-
     def do_POST(self) -> None:
         body = self.read_body()
-        if self.path.startswith("/control/release/"):
-            self.upstream.release(self.path.rpartition("/")[2]).release()
-            return self.reply(200, {})
-        format = FORMATS.get(urllib.parse.urlsplit(self.path).path)
+        path = urllib.parse.urlsplit(self.path).path
+        format = format_of(path)
         if format is None:
             return self.reply(404, {"error": {"message": f"no {self.path} here"}})
-        request = json.loads(body)
-        model = request["model"]
+        model, streams = asked(path, body)
         self.upstream.keep(Received(self.path, list(self.headers.items()), body, model))
-        if request.get("stream"):
-            self.stream(model, format.events(model))
+        if model == "fails":
+            self.reply(500, format.error)
+        elif streams:
+            self.stream(model, format)
         else:
             self.reply(200, format.answer(model))
 
@@ -238,21 +307,35 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def stream(self, model: str, events: list[Event]) -> None:
+    def stream(self, model: str, format: OpenAi | Messages | Gemini) -> None:
+        script, _, stream = model.partition(".")
         self.send_response(200)
         self.send_header("content-type", "text/event-stream; charset=utf-8")
         self.send_header("transfer-encoding", "chunked")
+        self.compressor = zlib.compressobj(wbits=zlib.MAX_WBITS | 16) if script == "gzip" else None
+        if self.compressor:
+            self.send_header("content-encoding", "gzip")
         self.end_headers()
-        script, _, stream = model.partition("/")
         texts = 0
-        for event in events:
+        for event in format.events(model):
             if event.is_text and texts and stream and not self.wait_for_release(stream):
                 return self.cut(b"")
             if event.is_text and texts == PIECES_BEFORE_CUT and script.startswith("cut-"):
                 return self.cut(event.data if script == "cut-inside-event" else b"")
             texts += event.is_text
-            self.send_chunk(event.data)
+            if script == "silent" and texts == len(PIECES):
+                time.sleep(SILENCE_S)
+            self.send_event(event.data)
+            if script == "keepalive":
+                self.send_chunk(format.keepalive)
+        if self.compressor:
+            self.send_chunk(self.compressor.flush())
         self.wfile.write(b"0\r\n\r\n")
+
+    def send_event(self, data: bytes) -> None:
+        if self.compressor:
+            data = self.compressor.compress(data) + self.compressor.flush(zlib.Z_SYNC_FLUSH)
+        self.send_chunk(data)
 
     def wait_for_release(self, stream: str) -> bool:
         return self.upstream.release(stream).acquire(timeout=RELEASE_TIMEOUT_S)
