@@ -298,3 +298,52 @@ async fn an_upstreams_early_answer_reaches_a_client_that_still_sends() {
         assert_eq!((answer.status(), &*answer.text().await.unwrap()), (StatusCode::BAD_REQUEST, "long"));
     }
 }
+
+/// As large as people's files are, and as many as people send at a time.
+#[tokio::test(flavor = "multi_thread")]
+async fn early_refusals_of_large_uploads_are_read_by_all() {
+    const LARGE: usize = 20_000_000;
+    let upstream = Upstream::ok().await;
+    let proxy = ProxyBuilder::before(&upstream)
+        .server("max_body_size = \"10MiB\"")
+        .tier("alice", r#"{ requests = 1, per = "1h" }"#)
+        .tier("bob", "");
+    let proxy = proxy.start().await;
+    assert_eq!(proxy.chat(&proxy.client(), "alice").send().await.unwrap().status(), 200);
+    let body = Bytes::from(pattern(LARGE));
+    for (id, size, status) in [("nobody", LARGE, 401), ("bob", LARGE, 413), ("alice", 10_000_000, 429)] {
+        for protocol in ["HTTP/1.1", "HTTP/2"] {
+            let posts: Vec<_> = (0..20)
+                .map(|_| {
+                    let builder = proxy.client_builder();
+                    let builder = if protocol == "HTTP/1.1" { builder.http1_only() } else { builder };
+                    let request =
+                        builder.build().unwrap().post(proxy.url("/v1/files")).bearer_auth(secret(id));
+                    tokio::spawn(request.body(body.slice(..size)).send())
+                })
+                .collect();
+            for post in posts {
+                let answer = patiently("an answer", post).await.unwrap();
+                let answer = answer.unwrap_or_else(|error| panic!("{protocol}, {status}: {error:?}"));
+                assert_eq!(answer.status(), status, "{protocol}");
+                assert!(answer.text().await.unwrap().contains("\"error\""), "{protocol}");
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_client_that_never_closes_does_not_keep_its_place() {
+    let upstream = Upstream::ok().await;
+    let proxy = ProxyBuilder::before(&upstream).tier("alice", "").start().await;
+    let mut plain = Plain::connect(&proxy).await;
+    plain.request("POST /v1/files", "nobody", "content-length: 20000000\r\n").await;
+    plain.send(pattern(100_000)).await.unwrap();
+    assert_eq!(plain.answer().await.unwrap().status, 401);
+    patiently("the end of the connection", async {
+        while proxy.metric("tollgate_connections").await != 0.0 {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+}
