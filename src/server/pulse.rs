@@ -98,10 +98,7 @@ impl Pulse {
 
     /// Bytes came. On an idle HTTP/1.1 connection they are the beginning of a head; on HTTP/2 they can be anything.
     pub(super) fn read(&self) {
-        if self.protocol == Protocol::Http1
-            && self.requests.load(Relaxed) == 0
-            && self.head_began.load(Relaxed) == 0
-        {
+        if self.protocol == Protocol::Http1 && !self.has_requests() && self.head_began.load(Relaxed) == 0 {
             self.head_began.store(self.now(), Relaxed);
         }
     }
@@ -132,6 +129,11 @@ impl Pulse {
         Begun(self.clone())
     }
 
+    /// Whether a request is under way.
+    pub(super) fn has_requests(&self) -> bool {
+        self.requests.load(Relaxed) > 0
+    }
+
     /// Ends when the client's time is up.
     pub(super) async fn expiry(&self) -> Expiry {
         loop {
@@ -153,7 +155,7 @@ impl Pulse {
             (since > 0).then(|| (self.began + Duration::from_millis(since - 1) + most, expiry))
         };
         let stalled = at(self.write_stalled_since.load(Relaxed), self.write, Expiry::WriteStalled);
-        if self.requests.load(Relaxed) > 0 {
+        if self.has_requests() {
             return stalled;
         }
         let idle_since = self.idle_since.load(Relaxed);

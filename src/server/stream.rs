@@ -1,4 +1,9 @@
-//! A TLS stream that tells its connection's pulse what passes, and that is closed with care.
+//! A TLS stream that tells its connection's pulse what passes, that notices a client who is gone also while nobody reads,
+//! and that is closed with care.
+//!
+//! A client that closes its side, with a FIN or a reset, is taken for gone. Whoever reads sees that; but hyper does not
+//! read while a byte of a next request waits, or while the upstream takes nothing of an upload. Then the kernel is asked
+//! from time to time, for it knows of an end behind the bytes that nobody has read.
 
 use std::{
     io::{self, IoSlice},
@@ -9,13 +14,16 @@ use std::{
 };
 
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
+    io::{AsyncRead, AsyncWrite, Interest, ReadBuf},
     net::TcpStream,
-    time::Sleep,
+    time::{Instant, Sleep},
 };
 use tokio_rustls::server::TlsStream;
 
 use super::pulse::Pulse;
+
+/// How often the kernel is asked whether a client is gone to whom nobody listens.
+const LOOK: Duration = Duration::from_millis(400);
 
 /// For so long, and so many bytes, a client that still sends is listened to after the last byte of its answer.
 const LINGER: (Duration, usize) = (Duration::from_secs(2), 32 * 1024 * 1024);
@@ -23,6 +31,9 @@ const LINGER: (Duration, usize) = (Duration::from_secs(2), 32 * 1024 * 1024);
 pub(super) struct WatchedStream {
     stream: TlsStream<TcpStream>,
     pulse: Arc<Pulse>,
+    /// Whether the last read brought something, and nobody has read on since.
+    unread: bool,
+    next_look: Option<Pin<Box<Sleep>>>,
     linger: Option<Linger>,
 }
 
@@ -33,7 +44,23 @@ struct Linger {
 
 impl WatchedStream {
     pub(super) fn new(stream: TlsStream<TcpStream>, pulse: Arc<Pulse>) -> Self {
-        Self { stream, pulse, linger: None }
+        Self { stream, pulse, unread: false, next_look: None, linger: None }
+    }
+
+    /// Fails when the client of a request that is under way is gone, as far as the kernel knows. hyper flushes whenever it
+    /// has done what it can, so this is asked in time.
+    fn look_for_the_end(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        if !self.unread || !self.pulse.has_requests() {
+            return Ok(());
+        }
+        let next_look = self.next_look.get_or_insert_with(|| Box::pin(tokio::time::sleep(LOOK)));
+        while next_look.as_mut().poll(cx).is_ready() {
+            if is_closed_by_peer(self.stream.get_ref().0, cx) {
+                return Err(io::Error::new(io::ErrorKind::ConnectionReset, "the client is gone"));
+            }
+            next_look.as_mut().reset(Instant::now() + LOOK);
+        }
+        Ok(())
     }
 
     /// Reads and drops what still comes, encrypted as it is, until the client closes too. A socket that is closed with
@@ -58,12 +85,29 @@ impl WatchedStream {
         Poll::Ready(())
     }
 
-    fn note<T>(&self, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    fn note<T>(&mut self, written: Poll<io::Result<T>>, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
+        if written.is_pending() {
+            self.look_for_the_end(cx)?;
+        }
+        self.note_progress(written)
+    }
+
+    fn note_progress<T>(&self, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         match written {
             Poll::Pending => self.pulse.write_blocked(),
             Poll::Ready(_) => self.pulse.wrote(),
         }
         written
+    }
+}
+
+/// What the driver has heard of the socket says it without a call: an end is never taken back.
+fn is_closed_by_peer(socket: &TcpStream, cx: &mut Context<'_>) -> bool {
+    let readiness = std::pin::pin!(socket.ready(Interest::READABLE));
+    match readiness.poll(cx) {
+        Poll::Ready(Ok(ready)) => ready.is_read_closed(),
+        Poll::Ready(Err(_)) => true,
+        Poll::Pending => false,
     }
 }
 
@@ -75,7 +119,8 @@ impl AsyncRead for WatchedStream {
     ) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(cx, buf);
-        if buf.filled().len() > before {
+        self.unread = buf.filled().len() > before;
+        if self.unread {
             self.pulse.read();
         }
         read
@@ -85,7 +130,7 @@ impl AsyncRead for WatchedStream {
 impl AsyncWrite for WatchedStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(cx, buf);
-        self.note(written)
+        self.note(written, cx)
     }
 
     fn poll_write_vectored(
@@ -94,7 +139,7 @@ impl AsyncWrite for WatchedStream {
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
-        self.note(written)
+        self.note(written, cx)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -102,8 +147,9 @@ impl AsyncWrite for WatchedStream {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.look_for_the_end(cx)?;
         let flushed = Pin::new(&mut self.stream).poll_flush(cx);
-        self.note(flushed)
+        self.note_progress(flushed)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

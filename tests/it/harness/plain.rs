@@ -70,6 +70,17 @@ impl Plain {
         self.0.get_ref().get_ref().0.set_zero_linger().unwrap();
     }
 
+    /// Closes its own side of the socket, and says nothing in TLS before.
+    pub(crate) async fn half_close(&mut self) {
+        self.0.get_mut().get_mut().0.shutdown().await.unwrap();
+    }
+
+    /// Closes its own side of the TLS connection, and leaves the socket open.
+    pub(crate) async fn close_notify(&mut self) {
+        self.0.get_mut().get_mut().1.send_close_notify();
+        self.0.get_mut().flush().await.unwrap();
+    }
+
     async fn read_head(&mut self) -> io::Result<Answer> {
         let status = self.line().await?;
         let status = status.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status line");

@@ -165,6 +165,11 @@ impl RawH2 {
         self.send(HEADERS, END_STREAM | END_HEADERS, stream, &block).await;
     }
 
+    /// Closes the socket with a reset in place of an orderly end.
+    pub(crate) fn reset(self) {
+        self.0.get_ref().0.set_zero_linger().unwrap();
+    }
+
     /// The next frame, or nothing when the connection has ended.
     pub(crate) async fn frame(&mut self) -> Option<Frame> {
         let mut head = [0; 9];
