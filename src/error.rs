@@ -12,6 +12,9 @@ use crate::{
     limit::Limit, route::NoRoute, upstream::SendError,
 };
 
+/// The outcome of a request that met a bug of ours.
+pub const PANICKED: &str = "panicked";
+
 /// Why a request was not answered by an upstream.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -46,6 +49,9 @@ pub enum Error {
     /// The upstream gave no answer.
     #[error(transparent)]
     Upstream(#[from] SendError),
+    /// A bug of ours.
+    #[error("a stage panicked")]
+    Panicked,
 }
 
 /// What the world gets to know of an error.
@@ -103,6 +109,12 @@ impl Error {
                 "The rate limiter is not available. Please try again.",
             ),
             Self::Upstream(error) => answer_upstream(error),
+            Self::Panicked => Answer::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                ErrorKind::Unavailable,
+                PANICKED,
+                "The proxy failed. Please try again.",
+            ),
         }
     }
 }

@@ -10,6 +10,7 @@ use crate::{
     auth::Principal,
     cut::{Cut, Reason},
     dialect::Dialect,
+    error::PANICKED,
     headers::{REQUEST_ID, X_REQUEST_ID},
     limit::{Outcome, Ruling, Status, Verdict, fault::FaultKind},
     metrics::{Counted, Metrics, Name, RequestLabels},
@@ -241,11 +242,42 @@ impl Drop for Exchange {
             return;
         }
         let (outcome, ending) = match self.cut.reason() {
+            None if std::thread::panicking() => (PANICKED, "broken"),
             None => (CLIENT_GONE, "client gone"),
             Some(Reason::Unread) => ("client_stalled", "cut"),
             Some(Reason::Stopping) => ("stopped", "cut"),
         };
         self.outcome = outcome;
         self.end(ending);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+    use crate::metrics::KnownLabels;
+
+    #[test]
+    fn who_panics_is_not_taken_for_a_client_that_went_away() {
+        let metrics = Arc::new(Metrics::new(false, &KnownLabels::default()));
+        let begin = || {
+            let id = HeaderValue::from_static("r1");
+            let client = std::net::Ipv4Addr::LOCALHOST.into();
+            Exchange::begin(metrics.clone(), client, Cut::default(), Method::GET, "/", id)
+        };
+        drop(begin());
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            let _exchange = begin();
+            panic!("a bug");
+        }));
+        assert!(panicked.is_err());
+        for outcome in [CLIENT_GONE, PANICKED] {
+            let text = metrics.exposition();
+            let counted =
+                text.lines().filter(|line| line.contains(&format!("outcome=\"{outcome}\""))).count();
+            assert_eq!(counted, 1, "{text}");
+        }
     }
 }

@@ -1,6 +1,14 @@
 //! The hub: the life of one request. The only file that knows the order of the stages.
 
-use std::{convert::Infallible, net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    net::IpAddr,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::pin,
+    sync::Arc,
+    task::Poll,
+    time::Duration,
+};
 
 use arc_swap::ArcSwap;
 use http_body::Body as _;
@@ -107,7 +115,8 @@ impl Proxy {
         let grant = policy.cors.as_ref().map(|cors| cors.grant(&head));
         let waits_for_continue = head.headers.contains_key(EXPECT);
         let wants_no_body = head.method == Method::HEAD;
-        let mut answer = match self.handle(&policy, &mut exchange, head, grant.as_ref(), &upload).await {
+        let handled = self.handle(&policy, &mut exchange, head, grant.as_ref(), &upload);
+        let mut answer = match unless_it_panics(handled).await {
             Ok(Handled::Upstream(answer)) => pass_on(answer, &policy, exchange),
             Ok(Handled::Preflight) => answer_preflight(exchange),
             Ok(Handled::Probe) => answer_probe(exchange, wants_no_body),
@@ -205,6 +214,17 @@ impl Proxy {
     }
 }
 
+/// A bug in a stage ends the request that met it, and no other on its connection. The state behind the stages is whole at
+/// every await, and their locks are taken again after a panic.
+async fn unless_it_panics<T>(stages: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    let mut stages = pin!(stages);
+    std::future::poll_fn(|cx| {
+        let polled = catch_unwind(AssertUnwindSafe(|| stages.as_mut().poll(cx)));
+        polled.unwrap_or(Poll::Ready(Err(Error::Panicked)))
+    })
+    .await
+}
+
 /// The upstream's answer on its way to the client, with what the limits say in its head.
 fn pass_on(answer: Response<AnswerBody>, policy: &Policy, mut exchange: Exchange) -> Response<Body> {
     let (mut head, body) = answer.into_parts();
@@ -285,5 +305,22 @@ fn request_id(head: &Parts) -> HeaderValue {
         Some(kept) => kept.clone(),
         None => HeaderValue::try_from(Uuid::new_v4().simple().to_string())
             .expect("hexadecimal digits are visible ASCII"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_is_an_error_like_others() {
+        let fine = unless_it_panics(async { Ok(tokio::task::yield_now().await) }).await;
+        assert!(matches!(fine, Ok(())));
+        let panics = async {
+            tokio::task::yield_now().await;
+            panic!("a bug")
+        };
+        let error = unless_it_panics::<()>(panics).await.unwrap_err();
+        assert_eq!((error.answer().status.as_u16(), error.answer().outcome), (500, "panicked"));
     }
 }

@@ -33,7 +33,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     ("error", &["auth", "cors", "dialect", "headers", "hygiene", "limit", "route", "upstream"]),
-    ("exchange", &["auth", "cut", "dialect", "headers", "limit", "metrics", "policy", "route", "upstream"]),
+    (
+        "exchange",
+        &["auth", "cut", "dialect", "error", "headers", "limit", "metrics", "policy", "route", "upstream"],
+    ),
     (
         "policy",
         &[
