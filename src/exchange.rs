@@ -25,6 +25,26 @@ const CLIENT_GONE: &str = "client_gone";
 /// The outcome of a request that only asked whether somebody is there.
 pub const PROBE: &str = "probe";
 
+/// Logs and counts a request that is none: hyper refused it before there was anything to judge.
+pub fn refused_unread(
+    metrics: &Metrics,
+    client: std::net::IpAddr,
+    status: StatusCode,
+    reason: &hyper::Error,
+) {
+    const MALFORMED: &str = "malformed";
+    let (nobody, nowhere) = (Name::default(), Name::default());
+    let status = status.as_u16();
+    metrics.request_ended(RequestLabels {
+        route: nowhere,
+        tier: nobody.clone(),
+        key: nobody,
+        outcome: MALFORMED,
+        status,
+    });
+    tracing::info!(target: "tollgate::access", %client, status, outcome = MALFORMED, %reason, "request");
+}
+
 /// The record of one request. Dropped before its end is told, it says that the client went away, unless a [`Cut`] knows
 /// better.
 #[derive(Debug)]

@@ -135,6 +135,16 @@ impl Proxy {
         Ok(answer)
     }
 
+    /// Logs and counts a request whose head was none, so that no stage saw it. It was answered with its status.
+    pub fn refused_unread(&self, client: IpAddr, error: &hyper::Error) {
+        let status = if error.is_parse_too_large() {
+            StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE
+        } else {
+            StatusCode::BAD_REQUEST
+        };
+        exchange::refused_unread(&self.shared.metrics, client, status, error);
+    }
+
     /// One request, in order. Each stage may refuse; `error.rs` turns the refusal into an answer.
     async fn handle(
         &self,

@@ -192,10 +192,9 @@ impl Server {
 
     /// Drives a connection until it ends, until its pulse says that its client has been given enough time, or until
     /// the process stops. While the process drains, it ends after what it is doing.
-    async fn supervise<C, E>(&self, connection: C, Watch { client, pulse, cut }: Watch<'_>)
+    async fn supervise<C>(&self, connection: C, Watch { client, pulse, cut }: Watch<'_>)
     where
-        C: GracefulConnection<Error = E> + Future<Output = Result<(), E>>,
-        E: std::fmt::Display,
+        C: GracefulConnection<Error = hyper::Error> + Future<Output = hyper::Result<()>>,
     {
         let mut connection = pin!(connection);
         let mut phase = self.phase.clone();
@@ -204,6 +203,9 @@ impl Server {
             tokio::select! {
                 ended = connection.as_mut() => {
                     if let Err(error) = ended {
+                        if error.is_parse() {
+                            self.proxy.refused_unread(client, &error);
+                        }
                         tracing::debug!(%client, %error, "the connection broke");
                     }
                     return;

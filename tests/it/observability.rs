@@ -408,3 +408,22 @@ async fn what_can_be_alerted_on_stands_at_zero_from_the_start() {
         assert_eq!(of(name).await, expected);
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_whose_head_is_none_has_a_line_and_a_count_too() {
+    let upstream = Upstream::ok().await;
+    let proxy = before(&upstream).server("max_header_size = \"8KiB\"").start().await;
+    let large = format!("GET / HTTP/1.1\r\nx: {}\r\n\r\n", "x".repeat(60_000));
+    for (head, status) in [("GET / HTTP/1.1\r\nno field\r\n\r\n", 400), (&*large, 431)] {
+        let mut raw = Raw::to(&proxy).await;
+        raw.send(head).await;
+        assert_eq!(raw.head().await.expect("an answer").status, status);
+        let line = proxy.logs.wait_for("the line", |line| line["fields"]["status"] == status).await;
+        assert_eq!(
+            (&line["target"], &line["fields"]["outcome"], &line["fields"]["client"]),
+            (&"tollgate::access".into(), &"malformed".into(), &"127.0.0.1".into()),
+        );
+        let labels = format!(r#"{{route="",tier="",key="",outcome="malformed",status="{status}"}}"#);
+        assert_eq!(proxy.metric(&format!("tollgate_requests_total{labels}")).await, 1.0);
+    }
+}
