@@ -9,6 +9,7 @@ use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 
 use crate::{
+    event_body::EventBody,
     meter::MeteredBody,
     upstream::{AnswerBody, AnswerError},
 };
@@ -19,7 +20,7 @@ pub enum Body {
     /// Made here, whole.
     Fixed(MeteredBody<Fixed>),
     /// An upstream's.
-    Upstream(MeteredBody<AnswerBody>),
+    Upstream(MeteredBody<EventBody<AnswerBody>>),
 }
 
 /// Bytes that are all there.

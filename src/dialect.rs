@@ -92,6 +92,20 @@ pub struct ErrorBody<'a> {
     pub request_id: &'a str,
 }
 
+impl ErrorBody<'_> {
+    /// The data of an `error` event of OpenAI's Responses API. Its reference has the fields beside `type`, its SDKs raise
+    /// on those in `error`. Events are numbered there; this one has no number of its own.
+    pub fn in_responses(&self) -> String {
+        let Self { kind, message, .. } = *self;
+        let code = kind.openai_code();
+        json!({
+            "type": "error", "code": code, "message": message, "param": null, "sequence_number": 0,
+            "error": {"message": message, "type": kind.openai_type(), "param": null, "code": code},
+        })
+        .to_string()
+    }
+}
+
 /// The classes of error that SDKs tell apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {

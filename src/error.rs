@@ -8,8 +8,14 @@ use std::time::Duration;
 use hyper::StatusCode;
 
 use crate::{
-    auth::Unauthorized, cors::OriginNotAllowed, dialect::ErrorKind, headers::whole_seconds, hygiene::Unclean,
-    limit::Limit, route::NoRoute, upstream::SendError,
+    auth::Unauthorized,
+    cors::OriginNotAllowed,
+    dialect::ErrorKind,
+    headers::whole_seconds,
+    hygiene::Unclean,
+    limit::Limit,
+    route::NoRoute,
+    upstream::{AnswerError, SendError},
 };
 
 /// The outcome of a request that met a bug of ours.
@@ -170,13 +176,38 @@ fn answer_upstream(error: &SendError) -> Answer {
             "upstream_failed",
             "The head of the upstream's answer is too large to pass on.",
         ),
-        SendError::ConnectTimeout | SendError::FirstByteTimeout => Answer::new(
+        SendError::ConnectTimeout | SendError::FirstByteTimeout | SendError::TotalTimeout => Answer::new(
             StatusCode::GATEWAY_TIMEOUT,
             Unavailable,
             "upstream_timeout",
             "The upstream did not answer in time.",
         ),
     }
+}
+
+/// What is said of an answer that had begun and broke off: its status has passed, but for the error that it would have been.
+pub fn broken_answer(error: &AnswerError) -> Answer {
+    let (status, outcome, message) = match error {
+        AnswerError::Broken(_) => (
+            StatusCode::BAD_GATEWAY,
+            "upstream_broke",
+            "The upstream broke off its answer. Please try again.",
+        ),
+        AnswerError::Stalled => (
+            StatusCode::GATEWAY_TIMEOUT,
+            "upstream_stalled",
+            "The upstream stopped in the middle of its answer. Please try again.",
+        ),
+        AnswerError::TotalTimeout => (
+            StatusCode::GATEWAY_TIMEOUT,
+            "upstream_timeout",
+            "The upstream did not finish its answer in time.",
+        ),
+        AnswerError::Stopped => {
+            (StatusCode::SERVICE_UNAVAILABLE, "stopped", "The proxy is restarting. Please try again.")
+        }
+    };
+    Answer::new(status, ErrorKind::Unavailable, outcome, message)
 }
 
 fn too_large(most: u64) -> Answer {

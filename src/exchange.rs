@@ -10,7 +10,7 @@ use crate::{
     auth::Principal,
     cut::{Cut, Reason},
     dialect::Dialect,
-    error::PANICKED,
+    error::{PANICKED, broken_answer},
     headers::{REQUEST_ID, X_REQUEST_ID},
     limit::{Outcome, Ruling, Status, Verdict, fault::FaultKind},
     metrics::{Counted, Metrics, Name, RequestLabels},
@@ -193,14 +193,11 @@ impl Exchange {
         self.end(if self.outcome == CLIENT_GONE { "client gone" } else { "complete" });
     }
 
-    /// The answer broke off on the upstream's side.
+    /// The answer broke off before it reached the client.
     pub fn broke(mut self, error: &AnswerError) {
-        self.outcome = match error {
-            AnswerError::Broken(_) => "upstream_broke",
-            AnswerError::Stalled => "upstream_stalled",
-        };
+        self.outcome = broken_answer(error).outcome;
         self.reason = Some(error.to_string());
-        self.end("broken");
+        self.end(if matches!(error, AnswerError::Stopped) { "cut" } else { "broken" });
     }
 
     fn end(&mut self, ending: &'static str) {
@@ -222,6 +219,16 @@ impl Exchange {
         } else {
             self.log(ending);
         }
+    }
+
+    /// Says who ends the request, where that is not its client.
+    pub fn cut(&self) -> &Cut {
+        &self.cut
+    }
+
+    /// The path of the request, as the client sent it.
+    pub fn path(&self) -> &str {
+        &self.path
     }
 
     fn key(&self) -> Option<&str> {

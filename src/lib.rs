@@ -29,6 +29,7 @@
 //! | [`limit`] | limits, decisions, the two stores |
 //! | [`upload`], [`upstream`] | the request's body, connections to upstreams, the answer's body |
 //! | [`body`], [`meter`], [`exchange`], [`cut`] | the answer on its way to the client, the one log line of a request, and who ended it |
+//! | [`events`], [`event_body`] | what is said between the events of an answer |
 //! | [`error`], [`dialect`] | what a caller is told when there is no upstream's answer |
 //! | [`keys`], [`policy`], [`config`] | who may call and what holds for whom, from `proxy.toml` |
 //! | [`tls`] | certificates and trust |
@@ -53,6 +54,8 @@ pub mod cut;
 pub mod demo;
 pub mod dialect;
 pub mod error;
+pub mod event_body;
+pub mod events;
 pub mod exchange;
 pub mod forward;
 pub mod headers;

@@ -30,6 +30,8 @@ use crate::{
     cut::Cut,
     dialect::ErrorBody,
     error::Error,
+    event_body::{EventBody, Speaker},
+    events::EventStream,
     exchange::{self, Exchange},
     forward,
     headers::{self, REQUEST_ID, X_REQUEST_ID},
@@ -91,7 +93,7 @@ pub struct ConnInfo {
 )]
 enum Handled {
     /// It has an upstream's answer.
-    Upstream(Response<AnswerBody>),
+    Upstream(Response<EventBody<AnswerBody>>),
     /// A browser asked whether a page may call, and it may.
     Preflight,
     /// Somebody asked whether we are there.
@@ -187,6 +189,7 @@ impl Proxy {
         let mut answer = self.upstreams.send(&route.target, head, upload).await?;
         exchange.named_by_upstream(answer.headers());
         forward::incoming(answer.headers_mut(), &route.target);
+        let answer = speak_between_events(answer, exchange, route.target.keepalive);
         Ok(Handled::Upstream(answer))
     }
 
@@ -235,8 +238,24 @@ async fn unless_it_panics<T>(stages: impl Future<Output = Result<T, Error>>) -> 
     .await
 }
 
+/// The upstream's answer. If it is an event stream, its reader hears of silence and of its break, in the stream's own words.
+fn speak_between_events(
+    answer: Response<AnswerBody>,
+    exchange: &Exchange,
+    keepalive: Option<Duration>,
+) -> Response<EventBody<AnswerBody>> {
+    let stream = EventStream::of_answer(answer.headers(), exchange.dialect, exchange.path());
+    let speaker = stream
+        .map(|stream| Speaker::new(stream, exchange.request_id.clone(), keepalive, exchange.cut().clone()));
+    answer.map(|body| EventBody::new(body, speaker))
+}
+
 /// The upstream's answer on its way to the client, with what the limits say in its head.
-fn pass_on(answer: Response<AnswerBody>, policy: &Policy, mut exchange: Exchange) -> Response<Body> {
+fn pass_on(
+    answer: Response<EventBody<AnswerBody>>,
+    policy: &Policy,
+    mut exchange: Exchange,
+) -> Response<Body> {
     let (mut head, body) = answer.into_parts();
     head.headers.entry(X_REQUEST_ID).or_insert(exchange.request_id.clone());
     set_statuses(&mut head.headers, policy, &exchange);
@@ -324,8 +343,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_panic_is_an_error_like_others() {
-        let fine = unless_it_panics(async { Ok(tokio::task::yield_now().await) }).await;
-        assert!(matches!(fine, Ok(())));
+        let fine = async {
+            tokio::task::yield_now().await;
+            Ok(7)
+        };
+        assert_eq!(unless_it_panics(fine).await.ok(), Some(7));
         let panics = async {
             tokio::task::yield_now().await;
             panic!("a bug")

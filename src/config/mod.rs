@@ -391,6 +391,10 @@ mod tests {
             (2, Duration::from_secs(3600), true)
         );
         assert_eq!(config.limiter.uncounted, ["/v1/files/*".parse().unwrap()].into_iter().collect());
+        let [upstream, other, ..] = &config.upstreams[..] else { panic!("several upstreams") };
+        let seconds = |seconds| Some(Duration::from_secs(seconds));
+        assert_eq!((upstream.total_timeout, upstream.keepalive), (seconds(18_000), seconds(15)));
+        assert_eq!((other.total_timeout, other.keepalive), (None, None));
         let Store::Redis(redis) = config.limiter.store else { panic!("redis") };
         let whole = Topology::Single("rediss://:PLANTED@redis:6379/0".parse().unwrap());
         assert_eq!((redis.topology, redis.timeout), (whole, Duration::from_millis(20)));

@@ -1,6 +1,7 @@
 //! The edge of one worker: accepts connections, speaks TLS and HTTP on each in a task of its own, and drains.
 
 mod admission;
+mod delivery;
 mod listener;
 mod pulse;
 mod reading;
@@ -22,7 +23,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
     sync::watch,
 };
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_util::task::TaskTracker;
 
 pub use self::{
@@ -31,6 +32,7 @@ pub use self::{
 };
 use self::{
     admission::{Refusal, Slot},
+    delivery::{DeliveredBody, Delivery},
     pulse::{Expiry, GOODBYE, Protocol, Pulse},
     reading::{ReadBody, Reader, StreamExecutor},
     stream::WatchedStream,
@@ -44,6 +46,9 @@ use crate::{
 
 /// After an accept fails for want of resources, the loop pauses instead of spinning.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// How long streams that are cut may take to say so.
+const LAST_WORDS: Duration = Duration::from_millis(250);
 
 /// What a process is doing. Signals change it, every connection watches it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,9 +95,10 @@ impl Server {
         }
         connections.close();
         tokio::select! {
-            () = connections.wait() => {}
+            () = connections.wait() => return,
             _ = self.phase.wait_for(|phase| *phase == Phase::Stopping) => {}
         }
+        let _ = tokio::time::timeout(LAST_WORDS, connections.wait()).await;
     }
 
     /// Survives everything: a connection that fails is its own affair, and a want of file descriptors passes.
@@ -148,8 +154,9 @@ impl Server {
                 } else {
                     Protocol::Http1
                 };
-                let pulse = Arc::new(Pulse::new(protocol, bounds));
-                self.speak_http(WatchedStream::new(stream, pulse.clone()), client, pulse).await;
+                let watched =
+                    Watched { pulse: Arc::new(Pulse::new(protocol, bounds)), delivery: Arc::default() };
+                self.speak_http(stream, client, watched).await;
             }
             Ok(Err(error)) => {
                 self.refused(Refusal::HandshakeFailed);
@@ -164,19 +171,24 @@ impl Server {
     }
 
     /// The protocol was settled by ALPN, so nothing is sniffed and no silent client escapes the timers.
-    async fn speak_http(self, stream: WatchedStream, client: IpAddr, pulse: Arc<Pulse>) {
+    async fn speak_http(self, stream: TlsStream<TcpStream>, client: IpAddr, watched: Watched) {
+        let io = TokioIo::new(WatchedStream::new(stream, watched.pulse.clone(), watched.delivery.clone()));
+        let pulse = watched.pulse.clone();
         let (proxy, cut) = (self.proxy.clone(), self.cut.part());
-        let (counted, of_requests) = (pulse.clone(), cut.clone());
+        let of_requests = cut.clone();
         let service = service_fn(move |request| {
-            let (proxy, begun, cut) = (proxy.clone(), counted.request_begun(), of_requests.clone());
+            let (proxy, begun, cut) = (proxy.clone(), watched.pulse.request_begun(), of_requests.clone());
+            let delivery = watched.delivery.clone();
             async move {
                 let reader = Reader::current();
                 let cut = reader.as_ref().map_or(cut, |reader| reader.cut().clone());
                 let answer = proxy.serve(ConnInfo { client, cut }, request).await;
-                answer.map(|answer| answer.map(|body| begun.until_the_end_of(ReadBody::new(body, reader))))
+                answer.map(|answer| {
+                    let delivered = |body| ReadBody::new(DeliveredBody::new(body, delivery), reader);
+                    answer.map(|body| begun.until_the_end_of(delivered(body)))
+                })
             }
         });
-        let io = TokioIo::new(stream);
         let bounds = &self.proxy.shared.bounds;
         let watch = Watch { client, pulse: &pulse, cut: &cut };
         match pulse.protocol() {
@@ -197,7 +209,7 @@ impl Server {
         C: GracefulConnection<Error = hyper::Error> + Future<Output = hyper::Result<()>>,
     {
         let mut connection = pin!(connection);
-        let mut phase = self.phase.clone();
+        let (mut phase, mut stop) = (self.phase.clone(), self.phase.clone());
         let mut draining = false;
         let expiry = loop {
             tokio::select! {
@@ -210,13 +222,19 @@ impl Server {
                     }
                     return;
                 }
-                expiry = pulse.expiry() => break expiry,
+                expiry = pulse.expiry() => break Some(expiry),
+                _ = stop.wait_for(|phase| *phase == Phase::Stopping) => break None,
                 _ = phase.wait_for(|phase| *phase != Phase::Serving), if !draining => {
                     draining = true;
                     pulse.drain();
                     connection.as_mut().graceful_shutdown();
                 }
             }
+        };
+        let Some(expiry) = expiry else {
+            // hyper asks the answer of an HTTP/1.1 connection once more, which knows by its cut what to say.
+            let _ = tokio::time::timeout(LAST_WORDS, connection).await;
+            return;
         };
         if expiry == Expiry::Drained {
             return;
@@ -232,6 +250,12 @@ impl Server {
             Expiry::SlowHead | Expiry::Drained => {}
         }
     }
+}
+
+/// What is noted of a connection as it goes on.
+struct Watched {
+    pulse: Arc<Pulse>,
+    delivery: Arc<Delivery>,
 }
 
 /// What a connection is judged by.

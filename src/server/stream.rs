@@ -20,7 +20,7 @@ use tokio::{
 };
 use tokio_rustls::server::TlsStream;
 
-use super::pulse::Pulse;
+use super::{delivery::Delivery, pulse::Pulse};
 
 /// How often the kernel is asked whether a client is gone to whom nobody listens.
 const LOOK: Duration = Duration::from_millis(400);
@@ -31,6 +31,7 @@ const LINGER: (Duration, usize) = (Duration::from_secs(2), 32 * 1024 * 1024);
 pub(super) struct WatchedStream {
     stream: TlsStream<TcpStream>,
     pulse: Arc<Pulse>,
+    delivery: Arc<Delivery>,
     /// Whether the last read brought something, and nobody has read on since.
     unread: bool,
     next_look: Option<Pin<Box<Sleep>>>,
@@ -43,8 +44,8 @@ struct Linger {
 }
 
 impl WatchedStream {
-    pub(super) fn new(stream: TlsStream<TcpStream>, pulse: Arc<Pulse>) -> Self {
-        Self { stream, pulse, unread: false, next_look: None, linger: None }
+    pub(super) fn new(stream: TlsStream<TcpStream>, pulse: Arc<Pulse>, delivery: Arc<Delivery>) -> Self {
+        Self { stream, pulse, delivery, unread: false, next_look: None, linger: None }
     }
 
     /// Fails when the client of a request that is under way is gone, as far as the kernel knows. hyper flushes whenever it
@@ -86,6 +87,7 @@ impl WatchedStream {
     }
 
     fn note<T>(&mut self, written: Poll<io::Result<T>>, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
+        self.delivery.wrote();
         if written.is_pending() {
             self.look_for_the_end(cx)?;
         }
@@ -149,6 +151,9 @@ impl AsyncWrite for WatchedStream {
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.look_for_the_end(cx)?;
         let flushed = Pin::new(&mut self.stream).poll_flush(cx);
+        if matches!(flushed, Poll::Ready(Ok(()))) {
+            self.delivery.flushed();
+        }
         self.note_progress(flushed)
     }
 

@@ -9,7 +9,7 @@ use std::{
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep};
 
 use super::pool::Lease;
 
@@ -21,6 +21,7 @@ pub struct AnswerBody {
     lease: Option<Lease>,
     most_silence: Duration,
     silence: Option<Pin<Box<Sleep>>>,
+    deadline: Option<Instant>,
 }
 
 /// Why an answer broke off.
@@ -32,13 +33,38 @@ pub enum AnswerError {
     /// The upstream sent nothing for too long.
     #[error("the upstream sent nothing for too long")]
     Stalled,
+    /// The whole exchange took longer than one may.
+    #[error("the exchange took too long")]
+    TotalTimeout,
+    /// This process ends, and did not wait for it any longer.
+    #[error("the proxy stopped")]
+    Stopped,
 }
 
 impl AnswerBody {
     pub(super) fn new(body: Incoming, lease: Lease, most_silence: Duration) -> Self {
-        let mut this = Self { body, lease: Some(lease), most_silence, silence: None };
+        let mut this = Self { body, lease: Some(lease), most_silence, silence: None, deadline: None };
         this.release_at_end();
         this
+    }
+
+    /// Breaks it off at this instant, whatever passes then.
+    pub(super) fn until(self, deadline: Option<Instant>) -> Self {
+        Self { deadline, ..self }
+    }
+
+    fn is_overdue(&self) -> bool {
+        self.deadline.is_some_and(|deadline| deadline <= Instant::now())
+    }
+
+    /// Ends when the upstream has had its time: to go on, or to be done.
+    fn poll_silence(&mut self, cx: &mut Context<'_>) -> Poll<AnswerError> {
+        let silence = self.silence.get_or_insert_with(|| {
+            let end = Instant::now() + self.most_silence;
+            Box::pin(tokio::time::sleep_until(self.deadline.map_or(end, |deadline| deadline.min(end))))
+        });
+        ready!(silence.as_mut().poll(cx));
+        Poll::Ready(if self.is_overdue() { AnswerError::TotalTimeout } else { AnswerError::Stalled })
     }
 
     fn release_at_end(&mut self) {
@@ -59,6 +85,10 @@ impl Body for AnswerBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, AnswerError>>> {
         let this = &mut *self;
+        if this.is_overdue() && !this.body.is_end_stream() {
+            this.lease = None;
+            return Poll::Ready(Some(Err(AnswerError::TotalTimeout)));
+        }
         match Pin::new(&mut this.body).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
                 this.silence = None;
@@ -74,11 +104,9 @@ impl Body for AnswerBody {
                 Poll::Ready(None)
             }
             Poll::Pending => {
-                let most = this.most_silence;
-                let silence = this.silence.get_or_insert_with(|| Box::pin(tokio::time::sleep(most)));
-                ready!(silence.as_mut().poll(cx));
+                let error = ready!(this.poll_silence(cx));
                 this.lease = None;
-                Poll::Ready(Some(Err(AnswerError::Stalled)))
+                Poll::Ready(Some(Err(error)))
             }
         }
     }

@@ -33,6 +33,8 @@ pub struct Target {
     pub dialect: Option<Dialect>,
     /// What is told to it and hidden of its answers.
     pub header_rules: HeaderRules,
+    /// After so much silence its event streams are kept alive, where that is wanted.
+    pub keepalive: Option<Duration>,
     /// Where its requests can go.
     pub(super) endpoint: Endpoint,
     pub(super) timeouts: Timeouts,
@@ -40,11 +42,13 @@ pub struct Target {
     warned: Arc<AtomicBool>,
 }
 
-/// How long an upstream may be silent.
+/// How long an upstream may take.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timeouts {
     pub(super) first_byte: Duration,
     pub(super) idle: Duration,
+    /// For the whole exchange, where it has an end.
+    pub(super) total: Option<Duration>,
 }
 
 /// One place that serves an upstream's requests.
@@ -70,7 +74,12 @@ impl Target {
             dialect: upstream.dialect,
             header_rules: upstream.header_rules.clone(),
             endpoint: Endpoint::new(endpoint, &upstream.connection)?,
-            timeouts: Timeouts { first_byte: upstream.first_byte_timeout, idle: upstream.idle_timeout },
+            keepalive: upstream.keepalive,
+            timeouts: Timeouts {
+                first_byte: upstream.first_byte_timeout,
+                idle: upstream.idle_timeout,
+                total: upstream.total_timeout,
+            },
             warned: Arc::default(),
         })
     }
@@ -108,7 +117,8 @@ impl Target {
             dialect: None,
             header_rules: HeaderRules::default(),
             endpoint: Endpoint::new(&endpoint, &connection).expect("plain HTTP needs no certificates"),
-            timeouts: Timeouts { first_byte: minute, idle: minute },
+            keepalive: None,
+            timeouts: Timeouts { first_byte: minute, idle: minute, total: None },
             warned: Arc::default(),
         }
     }

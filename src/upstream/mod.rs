@@ -46,6 +46,9 @@ pub enum SendError {
     /// No answer came in time.
     #[error("no answer came in time")]
     FirstByteTimeout,
+    /// The exchange took longer than one may, before an answer came.
+    #[error("no answer came within the time for the whole exchange")]
+    TotalTimeout,
     /// The client sent more than is allowed, in bytes.
     #[error("the request body is larger than {0} bytes")]
     TooLarge(u64),
@@ -77,8 +80,25 @@ impl Upstreams {
         mut head: Parts,
         upload: &Upload,
     ) -> Result<Response<AnswerBody>, SendError> {
+        target.endpoint.address(&mut head);
+        let deadline = target.timeouts.total.map(|total| Instant::now() + total);
+        let answer = match deadline {
+            None => self.answer(target, head, upload).await?,
+            Some(deadline) => tokio::time::timeout_at(deadline, self.answer(target, head, upload))
+                .await
+                .map_err(|_elapsed| SendError::TotalTimeout)??,
+        };
+        Ok(answer.map(|body| body.until(deadline)))
+    }
+
+    /// The answer from a pooled connection, or else from a fresh one.
+    async fn answer(
+        &self,
+        target: &Target,
+        head: Parts,
+        upload: &Upload,
+    ) -> Result<Response<AnswerBody>, SendError> {
         let endpoint = &target.endpoint;
-        endpoint.address(&mut head);
         if let Some(pooled) = self.pool.take(endpoint.id) {
             let heard = pooled.heard.clone();
             match self.exchange(target, pooled, head.clone(), upload).await {

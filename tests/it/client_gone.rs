@@ -6,7 +6,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use crate::harness::{
     Gate, Plain, Proxy, ProxyBuilder, Script, Upstream, Wire, patiently,
-    raw::{HEADERS, RST_STREAM, RawH2},
+    raw::{DATA, RST_STREAM, RawH2},
     secret,
 };
 
@@ -81,6 +81,7 @@ async fn a_client_that_leaves_in_mid_stream_cancels_at_the_upstream() {
         let mut plain = Plain::connect(&proxy).await;
         plain.request(&format!("GET {path}"), "alice", "").await;
         assert_eq!(plain.head().await.unwrap().status, 200);
+        assert_eq!(patiently("the event", plain.chunk()).await.unwrap(), b"data: one\n\n");
         let _left = leave(plain, how).await;
         is_cancelled(&proxy, &upstream, path, 11).await;
     }
@@ -179,6 +180,7 @@ async fn a_client_that_leaves_with_a_byte_of_a_next_request_unread_cancels_at_th
             plain.send("G").await.unwrap();
             if bytes > 0 {
                 assert_eq!(plain.head().await.unwrap().status, 200);
+                assert_eq!(patiently("the event", plain.chunk()).await.unwrap(), b"data: one\n\n");
             }
             let _left = leave(plain, how).await;
             is_cancelled(&proxy, &upstream, &path, bytes).await;
@@ -204,7 +206,7 @@ async fn a_client_that_leaves_while_nobody_takes_its_upload_cancels_its_request(
     for (how, path) in Leave::OF_SOCKETS {
         let mut plain = Plain::connect(&proxy).await;
         plain.request(&format!("POST {path}"), "alice", "content-length: 100000\r\n").await;
-        plain.send([b'x'; 60_000]).await.unwrap();
+        plain.send(vec![b'x'; 60_000]).await.unwrap();
         patiently("the request", async {
             while proxy.metric("tollgate_in_flight_requests").await != 1.0 {
                 tokio::task::yield_now().await;
@@ -232,7 +234,7 @@ async fn a_client_that_is_reset_while_its_upload_stands_still_cancels_at_the_ups
     link.head().await;
     // Nobody reads on at the upstream, so that at some time nobody takes anything any more.
     let brief = Duration::from_millis(500);
-    while tokio::time::timeout(brief, plain.send([b'x'; 16_384])).await.is_ok() {}
+    while tokio::time::timeout(brief, plain.send(vec![b'x'; 16_384])).await.is_ok() {}
     plain.reset();
     let line = proxy.logs.request("/v1/files").await;
     assert_eq!((&line["outcome"], &line["ending"]), (&"client_gone".into(), &"client gone".into()), "{line}");
@@ -254,7 +256,7 @@ async fn every_end_of_an_http2_client_cancels_its_requests() {
             raw.get(1, &path, "alice").await;
             upstream.next_request().await;
             if bytes > 0 {
-                raw.frame_of(HEADERS, 1).await.expect("a head");
+                raw.frame_of(DATA, 1).await.expect("the event");
             }
             let left = match how {
                 "fin" => {

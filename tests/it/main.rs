@@ -10,6 +10,7 @@ mod cors;
 mod demo;
 mod drain;
 mod edge;
+mod endings;
 mod forwarding;
 mod harness;
 mod headers;

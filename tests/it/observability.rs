@@ -19,7 +19,7 @@ async fn upstream(gate: &Gate) -> Upstream {
         "/v1/stream" => Script::sse().event("one").event("two").end(),
         "/v1/hang" => Script::sse().event("one").wait(&opens),
         "/v1/never" => Script::new().hang(),
-        "/v1/broken" => Script::sse().event("one").close(),
+        "/v1/broken" => Script::sse().chunk("data: on").close(),
         "/v1/garbage" => Script::new().send("what?\r\n\r\n").close(),
         _ => Script::new().send(
             "HTTP/1.1 200 OK\r\nx-request-id: theirs\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}",
@@ -79,7 +79,7 @@ async fn an_answer_has_a_line_that_tells_all_of_it_and_how_it_ended() {
     let line = proxy.logged("/v1/broken").await;
     says(
         &line,
-        &serde_json::json!({ "status": 200, "outcome": "upstream_broke", "ending": "broken", "bytes": 11 }),
+        &serde_json::json!({ "status": 200, "outcome": "upstream_broke", "ending": "broken", "bytes": 8 }),
     );
     assert!(line["reason"].as_str().unwrap().starts_with("the upstream broke off"), "{line}");
     assert_eq!(asked(&proxy, "/v1/garbage", "alice").await, 502);

@@ -33,6 +33,10 @@ pub struct Upstream {
     pub first_byte_timeout: Duration,
     /// `idle_timeout`: between two pieces of an answer. Default 600 s.
     pub idle_timeout: Duration,
+    /// `total_timeout`: from the start of a request to the last byte of its answer. Default: none.
+    pub total_timeout: Option<Duration>,
+    /// `keepalive`: after so much silence of an event stream its client is told that it lives. Default: never.
+    pub keepalive: Option<Duration>,
 }
 
 /// One place that serves an upstream's requests.
@@ -78,6 +82,8 @@ fn upstream(mut table: TableReader<'_>, alone: bool, seen: &mut Seen) -> Option<
     let mut duration = |key, default| table.read(key, Field::duration).unwrap_or(default);
     let first_byte_timeout = duration("first_byte_timeout", Duration::from_secs(600));
     let idle_timeout = duration("idle_timeout", Duration::from_secs(600));
+    let total_timeout = table.read("total_timeout", Field::duration);
+    let keepalive = table.read("keepalive", |field| keepalive(field, idle_timeout));
     table.finish();
     Some(Upstream {
         name: name?,
@@ -88,7 +94,18 @@ fn upstream(mut table: TableReader<'_>, alone: bool, seen: &mut Seen) -> Option<
         connection,
         first_byte_timeout,
         idle_timeout,
+        total_timeout,
+        keepalive,
     })
+}
+
+/// A silent upstream is cut at its `idle_timeout`, so that a longer silence never comes.
+fn keepalive(field: Field<'_>, idle_timeout: Duration) -> Option<Duration> {
+    let after = field.duration()?;
+    if after >= idle_timeout {
+        return field.wrong("no stream is silent for so long; write less than `idle_timeout`".to_owned());
+    }
+    Some(after)
 }
 
 fn endpoint(table: &mut TableReader<'_>) -> Option<Endpoint> {

@@ -105,15 +105,21 @@ impl Plain {
         }
         assert_eq!(answer.header("transfer-encoding"), Some("chunked"));
         loop {
-            let size = usize::from_str_radix(&self.line().await?, 16).map_err(io::Error::other)?;
-            let start = body.len();
-            body.resize(start + size, 0);
-            self.0.read_exact(&mut body[start..]).await?;
-            assert_eq!(self.line().await?, "");
-            if size == 0 {
+            let chunk = self.chunk().await?;
+            if chunk.is_empty() {
                 return Ok(body);
             }
+            body.extend(chunk);
         }
+    }
+
+    /// The next chunk of a body; an empty one is the last.
+    pub(crate) async fn chunk(&mut self) -> io::Result<Vec<u8>> {
+        let size = usize::from_str_radix(&self.line().await?, 16).map_err(io::Error::other)?;
+        let mut chunk = vec![0; size];
+        self.0.read_exact(&mut chunk).await?;
+        assert_eq!(self.line().await?, "");
+        Ok(chunk)
     }
 
     async fn line(&mut self) -> io::Result<String> {

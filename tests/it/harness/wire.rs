@@ -76,6 +76,11 @@ impl Link {
         self.0.get_mut().write_all(bytes.as_ref()).await.unwrap();
     }
 
+    /// Whether the other side, which may have closed, still takes this.
+    pub(crate) async fn try_send(&mut self, bytes: impl AsRef<[u8]>) -> bool {
+        self.0.get_mut().write_all(bytes.as_ref()).await.is_ok()
+    }
+
     /// A small answer, after which the connection can be used again.
     pub(crate) async fn ok(&mut self) {
         self.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await;
