@@ -8,7 +8,6 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use redis::Commands;
 use tollgate::limit::{
     Limit, LogKind, Verdict, Window,
@@ -20,7 +19,7 @@ use tollgate::limit::{
     },
 };
 
-use crate::harness::{Proxy, ProxyBuilder, Redis, Upstream, free_port};
+use crate::harness::{Certificates, Proxy, ProxyBuilder, Redis, Upstream, free_port};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -92,54 +91,21 @@ async fn with_a_password_in_the_address_or_in_a_file() {
     }
 }
 
-/// Where the certificates of a test are.
-struct Certificates {
-    folder: tempfile::TempDir,
-}
-
-impl Certificates {
-    /// An authority, and two certificates of it: for a server on this machine and for a client.
-    fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let mut authority = CertificateParams::default();
-        // By the library's own name for everybody, OpenSSL would take the others for their own issuers.
-        authority.distinguished_name.push(DnType::CommonName, "authority");
-        authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let key = KeyPair::generate().unwrap();
-        std::fs::write(folder.path().join("ca.crt"), authority.self_signed(&key).unwrap().pem()).unwrap();
-        let issuer = Issuer::new(authority, key);
-        for (name, purpose) in
-            [("server", ExtendedKeyUsagePurpose::ServerAuth), ("client", ExtendedKeyUsagePurpose::ClientAuth)]
-        {
-            let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
-            let mut params = CertificateParams::new(names).unwrap();
-            params.extended_key_usages = vec![purpose];
-            let key = KeyPair::generate().unwrap();
-            let certificate = params.signed_by(&key, &issuer).unwrap();
-            std::fs::write(folder.path().join(format!("{name}.crt")), certificate.pem()).unwrap();
-            std::fs::write(folder.path().join(format!("{name}.key")), key.serialize_pem()).unwrap();
-        }
-        Self { folder }
-    }
-
-    fn path(&self, name: &str) -> String {
-        self.folder.path().join(name).display().to_string()
-    }
-
-    fn of_server(&self, tls_port: u16) -> Vec<String> {
-        let [certificate, key, authority] =
-            ["server.crt", "server.key", "ca.crt"].map(|name| self.path(name));
-        words(&format!(
-            "--tls-port {tls_port} --tls-cert-file {certificate} --tls-key-file {key} --tls-ca-cert-file {authority} \
-             --tls-auth-clients yes"
-        ))
-    }
+/// The options of a server that asks who speaks to it.
+fn of_server(certificates: &Certificates, tls_port: u16) -> Vec<String> {
+    let [certificate, key, authority] =
+        ["server.crt", "server.key", "ca.crt"].map(|name| certificates.path(name));
+    words(&format!(
+        "--tls-port {tls_port} --tls-cert-file {certificate} --tls-key-file {key} --tls-ca-cert-file {authority} \
+         --tls-auth-clients yes"
+    ))
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn in_tls_with_a_private_authority_and_a_client_certificate() {
-    let (upstream, certificates) = (Upstream::ok().await, Certificates::new());
-    let redis = Redis::start_with(&plain(), |_| certificates.of_server(free_port())).await;
+    let (upstream, certificates) =
+        (Upstream::ok().await, Certificates::for_names(&["localhost", "127.0.0.1"]));
+    let redis = Redis::start_with(&plain(), |_| of_server(&certificates, free_port())).await;
     let port = redis.ask::<Vec<String>>("CONFIG GET tls-port")[1].clone();
     let trust = format!("ca_file = \"{}\"", certificates.path("ca.crt"));
     let show = format!(

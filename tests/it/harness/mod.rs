@@ -1,6 +1,7 @@
 //! The nouns of the tests: an upstream that does as it is told, the proxy before it, Redis, and clients.
 
 pub(crate) mod attack;
+mod certificates;
 mod cluster;
 mod command;
 pub(crate) mod oracle;
@@ -16,6 +17,7 @@ mod wire;
 use std::time::Duration;
 
 pub(crate) use self::{
+    certificates::Certificates,
     cluster::Cluster,
     command::{Said, pasted, tollgate, tollgate_reading},
     plain::{Answer, Plain},
