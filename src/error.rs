@@ -176,7 +176,10 @@ fn answer_upstream(error: &SendError) -> Answer {
             "upstream_failed",
             "The head of the upstream's answer is too large to pass on.",
         ),
-        SendError::ConnectTimeout | SendError::FirstByteTimeout | SendError::TotalTimeout => Answer::new(
+        SendError::ConnectTimeout
+        | SendError::TlsTimeout
+        | SendError::FirstByteTimeout
+        | SendError::TotalTimeout => Answer::new(
             StatusCode::GATEWAY_TIMEOUT,
             Unavailable,
             "upstream_timeout",
@@ -188,7 +191,7 @@ fn answer_upstream(error: &SendError) -> Answer {
 /// What is said of an answer that had begun and broke off: its status has passed, but for the error that it would have been.
 pub fn broken_answer(error: &AnswerError) -> Answer {
     let (status, outcome, message) = match error {
-        AnswerError::Broken(_) => (
+        AnswerError::Broken(_) | AnswerError::CutShort => (
             StatusCode::BAD_GATEWAY,
             "upstream_broke",
             "The upstream broke off its answer. Please try again.",

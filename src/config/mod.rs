@@ -1,6 +1,7 @@
 //! The configuration, typed and complete: every default applied, every reference checked. Nothing behind it checks again.
 
 mod callers;
+mod certificates;
 mod cors;
 mod environment;
 mod field;
@@ -24,7 +25,7 @@ use std::{
 use jiff::Timestamp;
 use toml::de::DeTable;
 
-pub use self::upstreams::{Connection, Credential, Endpoint, HeaderRules, Upstream};
+pub use self::upstreams::{Connection, Credential, Endpoint, HeaderRules, Proxy, Proxying, Upstream};
 use self::{
     problems::{Problem, Problems},
     source::Source,
@@ -400,6 +401,48 @@ mod tests {
         assert_eq!((redis.topology, redis.timeout), (whole, Duration::from_millis(20)));
     }
 
+    #[test]
+    fn connections_are_read() {
+        let config = parse_file(&Path::new(FIXTURES).join("valid/everything.toml")).1.unwrap();
+        let Connection { http2, ca_file, client_certificate, server_name, proxy, tls_timeout, .. } =
+            config.upstreams[0].connection.clone();
+        assert!(http2 && ca_file.is_some());
+        assert_eq!(client_certificate.unwrap().private_key, Path::new("/client.key"));
+        assert_eq!(server_name.as_deref(), Some("llm.internal"));
+        assert_eq!(tls_timeout, Some(Duration::from_secs(1)));
+        let Proxying::Through(Proxy { authority, authorization: Some(_) }) = proxy else { panic!("a proxy") };
+        assert_eq!(authority, "proxy.internal:3128");
+        assert_eq!(config.upstreams[1].connection.proxy, Proxying::Direct);
+        assert!(matches!(config.upstreams[2].connection.proxy, Proxying::Environment(_)));
+    }
+
+    #[test]
+    fn a_proxy_of_the_environment_that_is_wrong_is_reported_where_it_would_be_used() {
+        let text = "[tiers]\nfree.limits = []\n[[upstreams]]\nname = \"llm\"\n";
+        let problems = |url: &str, more: &str| {
+            let environment = |name: &str| match name {
+                "https_proxy" => Some("socks5://ada:PLANTED@proxy:1080".to_owned()),
+                "NO_PROXY" => Some("internal".to_owned()),
+                _ => None,
+            };
+            let text = format!("{text}url = \"{url}\"\n{more}\n");
+            parse(&text, Path::new("proxy.toml"), &environment).map_err(|problems| problems.to_string()).err()
+        };
+        let shown = problems("https://api.example", "").expect("the proxy is no HTTP proxy");
+        assert!(
+            shown.contains("environment variable `https_proxy`") && !shown.contains("PLANTED"),
+            "{shown}"
+        );
+        for (url, more) in [
+            ("https://llm.internal", ""),
+            ("http://api.example", ""),
+            ("https://localhost", ""),
+            ("https://api.example", "proxy = \"none\""),
+        ] {
+            assert_eq!(problems(url, more), None, "{url} {more}");
+        }
+    }
+
     fn redis_of(file: &str) -> Redis {
         match parse_file(&Path::new(FIXTURES).join(file)).1.unwrap().limiter.store {
             Store::Redis(redis) => redis,
@@ -473,7 +516,7 @@ mod tests {
         assert!(credential.value.is_sensitive());
         assert_eq!(local.endpoints[0].credential.as_ref().unwrap().value, "sk-PLANTED-file");
         assert_eq!((local.endpoints[0].url.path(), beta.endpoints[0].url.host()), ("/base", Some("backend")));
-        assert!(local.connection.ca_file.as_ref().unwrap().ends_with("valid/../ca.pem"));
+        assert!(openai.connection.ca_file.as_ref().unwrap().ends_with("valid/../ca.pem"));
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The schema of `[limiter.redis]`.
 
-use std::{path::PathBuf, time::Duration};
+use std::time::Duration;
 
-use super::{ClientCertificate, Redis, field::Field, secret::secret_of_file, table::TableReader};
+use super::{Redis, certificates::certificates, field::Field, secret::secret_of_file, table::TableReader};
 use crate::limit::{
     LogKind,
     redis::topology::{Endpoint, InvalidServer, Login, Server, Topology},
@@ -16,7 +16,9 @@ pub(super) fn redis(mut table: TableReader<'_>, in_use: bool) -> Option<Redis> {
     let log = table.read("log", |field| field.choice(&LOG_KINDS));
     let topology = topology(&mut table, in_use);
     let topology = log_in(&mut table, topology);
-    let (ca_file, client_certificate) = certificates(&mut table, topology.as_ref());
+    let encrypted = topology.as_ref().is_none_or(Topology::is_encrypted);
+    let (ca_file, client_certificate) =
+        certificates(&mut table, encrypted, "addresses that begin with rediss://");
     table.finish();
     Some(Redis { topology: topology?, ca_file, client_certificate, log, timeout })
 }
@@ -145,26 +147,4 @@ fn log_in(table: &mut TableReader<'_>, topology: Option<Topology>) -> Option<Top
         login.username = Some(name);
     }
     Some(topology.with_login(&login))
-}
-
-/// Whom to trust, and who to be, where Redis is spoken to in TLS.
-fn certificates(
-    table: &mut TableReader<'_>,
-    topology: Option<&Topology>,
-) -> (Option<PathBuf>, Option<ClientCertificate>) {
-    let fields = ["ca_file", "client_certificate", "client_key"].map(|key| table.field(key));
-    if topology.is_some_and(|topology| !topology.is_encrypted()) {
-        for field in fields.into_iter().flatten() {
-            field.report_key(format!("`{}` is for addresses that begin with rediss://", field.key()));
-        }
-    }
-    let [_, certificate, key] = fields;
-    match (certificate, key) {
-        (Some(alone), None) => alone.report_key("a `client_certificate` needs its `client_key`".to_owned()),
-        (None, Some(alone)) => alone.report_key("a `client_key` needs its `client_certificate`".to_owned()),
-        _ => {}
-    }
-    let [ca_file, certificate, private_key] = fields.map(|field| field.and_then(Field::path));
-    let client = certificate.zip(private_key);
-    (ca_file, client.map(|(certificate, private_key)| ClientCertificate { certificate, private_key }))
 }

@@ -21,6 +21,11 @@ impl<'a> TableReader<'a> {
         Self { source, entries, header, known: Vec::new(), refused: Vec::new() }
     }
 
+    /// The file.
+    pub(super) fn source(&self) -> &'a Source<'a> {
+        self.source
+    }
+
     /// What stands under the key, if anything does.
     pub(super) fn field(&mut self, key: &'static str) -> Option<Field<'a>> {
         self.known.push(key);

@@ -3,6 +3,7 @@
 //! Nothing else touches rustls, but for the connector that dials upstreams. Where no certificate is configured or there,
 //! a development certificate is made, so that the first start needs no preparation.
 
+mod client;
 mod development;
 
 use std::{
@@ -15,7 +16,7 @@ use std::{
 
 use jiff::Timestamp;
 use rustls::{
-    ClientConfig, InconsistentKeys, RootCertStore, ServerConfig,
+    InconsistentKeys, ServerConfig,
     crypto::{CryptoProvider, aws_lc_rs},
     pki_types::{
         CertificateDer, PrivateKeyDer,
@@ -32,6 +33,7 @@ use x509_parser::{
     time::ASN1Time,
 };
 
+pub use self::client::{store_config, upstream_config};
 use crate::config;
 
 /// Sessions that can be resumed without a full handshake. SDKs open new connections all the time.
@@ -138,7 +140,7 @@ pub enum TlsError {
         private_key: PathBuf,
     },
     /// rustls refuses the certificate or the key.
-    #[error("can't serve TLS with the key in {}: use an ECDSA, Ed25519 or RSA key of 2048 bits or more", .path.display())]
+    #[error("can't speak TLS with the key in {}: use an ECDSA, Ed25519 or RSA key of 2048 bits or more", .path.display())]
     Unsuitable {
         /// The key's file.
         path: PathBuf,
@@ -152,6 +154,22 @@ pub enum TlsError {
         path: PathBuf,
         /// Why.
         source: rustls::Error,
+    },
+    /// An upstream's certificates can't be used.
+    #[error("upstream `{name}`: {source}")]
+    Upstream {
+        /// The upstream.
+        name: Arc<str>,
+        /// Why.
+        source: Box<Self>,
+    },
+    /// No certificate can be for this name.
+    #[error(
+        "`{name}` is no name that a certificate can be for: write another host into the URL, or a `server_name`"
+    )]
+    ServerName {
+        /// The name.
+        name: String,
     },
     /// The system trusts no certificate at all.
     #[error(
@@ -254,39 +272,6 @@ pub fn server_config(tls: &config::Tls) -> Result<(Arc<ServerConfig>, Certificat
     Ok((Arc::new(config), certificate))
 }
 
-/// How upstreams are judged: by the system's roots, or by the certificates in `ca_file` alone.
-///
-/// The system's store is read whole: call this once for all upstreams without a `ca_file`.
-pub fn upstream_config(ca_file: Option<&Path>) -> Result<Arc<ClientConfig>, TlsError> {
-    let roots = match ca_file {
-        Some(path) => roots_in(path)?,
-        None => system_roots()?,
-    };
-    let mut config = ClientConfig::builder_with_provider(provider())
-        .with_protocol_versions(&[&TLS13, &TLS12])
-        .expect("aws-lc-rs has cipher suites for both versions")
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    config.alpn_protocols = vec![b"http/1.1".into()];
-    Ok(Arc::new(config))
-}
-
-/// How a shared store is spoken to: judged by the system's roots or by the certificates in its `ca_file` alone, and shown
-/// a certificate where one is configured.
-pub fn store_config(store: &config::Redis) -> Result<Arc<ClientConfig>, TlsError> {
-    let roots = store.ca_file.as_deref().map_or_else(system_roots, roots_in)?;
-    let builder = ClientConfig::builder_with_provider(provider())
-        .with_protocol_versions(&[&TLS13, &TLS12])
-        .expect("aws-lc-rs has cipher suites for both versions")
-        .with_root_certificates(roots);
-    let Some(config::ClientCertificate { certificate, private_key }) = &store.client_certificate else {
-        return Ok(Arc::new(builder.with_no_client_auth()));
-    };
-    let chain = certificates_in(certificate)?;
-    let config = builder.with_client_auth_cert(chain, key_in(private_key)?);
-    Ok(Arc::new(config.map_err(|source| unusable(certificate, private_key, source))?))
-}
-
 fn unusable(certificate: &Path, private_key: &Path, source: rustls::Error) -> TlsError {
     match source {
         rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => {
@@ -299,25 +284,6 @@ fn unusable(certificate: &Path, private_key: &Path, source: rustls::Error) -> Tl
 /// Given to every configuration by name, so that no default of the process can be missing or another.
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())
-}
-
-fn roots_in(path: &Path) -> Result<RootCertStore, TlsError> {
-    let mut roots = RootCertStore::empty();
-    for certificate in certificates_in(path)? {
-        roots.add(certificate).map_err(|source| TlsError::BadRoot { path: path.into(), source })?;
-    }
-    Ok(roots)
-}
-
-/// One odd certificate among a system's hundreds is no reason not to start.
-fn system_roots() -> Result<RootCertStore, TlsError> {
-    let found = rustls_native_certs::load_native_certs();
-    let mut roots = RootCertStore::empty();
-    roots.add_parsable_certificates(found.certs);
-    if roots.is_empty() {
-        return Err(TlsError::NoRoots { source: found.errors.into_iter().next() });
-    }
-    Ok(roots)
 }
 
 /// Whether the pair is there. A symbolic link to nowhere is there, for somebody meant a file by it.
@@ -421,10 +387,12 @@ mod tests {
     use std::{error::Error, os::unix::fs::PermissionsExt};
 
     use rcgen::{CertificateParams, KeyPair, date_time_ymd};
-    use rustls::{ClientConnection, ProtocolVersion, ServerConnection, SupportedProtocolVersion};
+    use rustls::{
+        ClientConfig, ClientConnection, ProtocolVersion, ServerConnection, SupportedProtocolVersion,
+    };
     use tempfile::TempDir;
 
-    use super::*;
+    use super::{client::roots_in, *};
 
     fn pair(folder: &TempDir) -> config::Tls {
         config::Tls {
@@ -703,13 +671,29 @@ mod tests {
         assert!(shake_hands(client(&tls.certificate, &TLS13), server, "example.com").is_err());
     }
 
+    fn trusting(ca_file: PathBuf) -> config::Connection {
+        config::Connection { ca_file: Some(ca_file), ..config::Connection::default() }
+    }
+
+    #[test]
+    fn an_upstream_is_offered_http2_only_where_that_is_asked_for() {
+        let folder = TempDir::new().unwrap();
+        let (server, _) = server_config(&pair(&folder)).unwrap();
+        for (http2, chosen) in [(true, &b"h2"[..]), (false, b"http/1.1")] {
+            let connection = config::Connection { http2, ..trusting(pair(&folder).certificate) };
+            let client = ClientConfig::clone(&upstream_config(&connection).unwrap());
+            let connected = shake_hands(client, server.clone(), "localhost").unwrap();
+            assert_eq!(connected.alpn_protocol(), Some(chosen));
+        }
+    }
+
     #[test]
     fn an_upstream_is_judged_by_its_ca_file_alone() {
         let [own, other] = [TempDir::new().unwrap(), TempDir::new().unwrap()];
         let (server, _) = server_config(&pair(&own)).unwrap();
         server_config(&pair(&other)).unwrap();
         let to_upstream =
-            |folder| ClientConfig::clone(&upstream_config(Some(&pair(folder).certificate)).unwrap());
+            |folder| ClientConfig::clone(&upstream_config(&trusting(pair(folder).certificate)).unwrap());
         let connection = shake_hands(to_upstream(&own), server.clone(), "localhost").unwrap();
         assert_eq!(connection.alpn_protocol(), Some(&b"http/1.1"[..]));
         assert!(shake_hands(to_upstream(&other), server, "localhost").is_err());
@@ -719,10 +703,10 @@ mod tests {
     fn a_ca_file_without_certificates_is_refused() {
         let folder = TempDir::new().unwrap();
         let path = folder.path().join("roots.pem");
-        let error = upstream_config(Some(&path)).expect_err("there is no file");
+        let error = upstream_config(&trusting(path.clone())).expect_err("there is no file");
         assert!(matches!(&error, TlsError::Read { .. }));
         assert!(error.source().is_some());
         fs::write(&path, "").unwrap();
-        assert!(matches!(upstream_config(Some(&path)), Err(TlsError::Absent { .. })));
+        assert!(matches!(upstream_config(&trusting(path)), Err(TlsError::Absent { .. })));
     }
 }

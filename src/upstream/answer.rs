@@ -11,7 +11,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep};
 
-use super::pool::Lease;
+use super::{pool::Lease, with_causes};
 
 /// The body of an answer: passed on as it comes, bounded in silence. At its end the connection goes back to the pool;
 /// dropped before, it is closed, which tells the upstream to stop.
@@ -28,8 +28,11 @@ pub struct AnswerBody {
 #[derive(Debug, thiserror::Error)]
 pub enum AnswerError {
     /// The upstream ended it before it was complete.
-    #[error("the upstream broke off: {0}")]
+    #[error("the upstream broke off: {}", with_causes(.0))]
     Broken(#[source] hyper::Error),
+    /// The upstream ended its stream before the answer's end, and called that no error.
+    #[error("the upstream broke off: its stream ended before its answer did")]
+    CutShort,
     /// The upstream sent nothing for too long.
     #[error("the upstream sent nothing for too long")]
     Stalled,
@@ -99,10 +102,16 @@ impl Body for AnswerBody {
                 this.lease = None;
                 Poll::Ready(Some(Err(AnswerError::Broken(error))))
             }
-            Poll::Ready(None) => {
-                this.lease.take().into_iter().for_each(Lease::give_back);
-                Poll::Ready(None)
-            }
+            Poll::Ready(None) => match this.lease.take() {
+                // hyper takes a stream that is reset with NO_ERROR for one that came to its end.
+                Some(lease) if lease.is_of_stream() && !this.body.is_end_stream() => {
+                    Poll::Ready(Some(Err(AnswerError::CutShort)))
+                }
+                lease => {
+                    lease.into_iter().for_each(Lease::give_back);
+                    Poll::Ready(None)
+                }
+            },
             Poll::Pending => {
                 let error = ready!(this.poll_silence(cx));
                 this.lease = None;

@@ -18,7 +18,7 @@ use super::connect::Origin;
 use crate::{
     config::{self, Credential, HeaderRules},
     dialect::Dialect,
-    tls::{self, TlsError},
+    tls::TlsError,
 };
 
 /// Node's clients read heads up to 16 KiB. This leaves room for what Tollgate adds.
@@ -69,11 +69,13 @@ impl Target {
     /// The target of a configured upstream. Reads the certificates that it is trusted by.
     pub fn new(upstream: &config::Upstream) -> Result<Self, TlsError> {
         let endpoint = upstream.endpoints.first().expect("the configuration has at least one");
+        let of_upstream =
+            |source| TlsError::Upstream { name: upstream.name.clone(), source: Box::new(source) };
         Ok(Self {
             name: upstream.name.clone(),
             dialect: upstream.dialect,
             header_rules: upstream.header_rules.clone(),
-            endpoint: Endpoint::new(endpoint, &upstream.connection)?,
+            endpoint: Endpoint::new(endpoint, &upstream.connection).map_err(of_upstream)?,
             keepalive: upstream.keepalive,
             timeouts: Timeouts {
                 first_byte: upstream.first_byte_timeout,
@@ -105,12 +107,7 @@ impl Target {
     #[cfg(test)]
     pub(crate) fn for_test(name: &str, credential: Option<Credential>) -> Self {
         let minute = Duration::from_secs(60);
-        let connection = config::Connection {
-            ca_file: None,
-            max_answer_header_size: 1 << 16,
-            connect_timeout: minute,
-            pool_idle_timeout: minute,
-        };
+        let connection = config::Connection::default();
         let endpoint = config::Endpoint { url: Uri::from_static("http://up.example:8080"), credential };
         Self {
             name: name.into(),
@@ -128,15 +125,13 @@ impl Endpoint {
     fn new(endpoint: &config::Endpoint, connection: &config::Connection) -> Result<Self, TlsError> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let url = &endpoint.url;
-        let secure = url.scheme_str() == Some("https");
-        let trust = if secure { Some(tls::upstream_config(connection.ca_file.as_deref())?) } else { None };
         let authority = url.authority().map_or("", |authority| authority.as_str());
         Ok(Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             host: HeaderValue::from_str(authority).expect("an authority is visible ASCII"),
             base_path: url.path().trim_end_matches('/').to_owned(),
             credential: endpoint.credential.clone(),
-            origin: Origin::new(url, trust, connection),
+            origin: Origin::new(url, connection)?,
         })
     }
 
@@ -175,13 +170,7 @@ mod tests {
             header: HeaderName::from_static("x-api-key"),
             value: HeaderValue::from_static("theirs"),
         };
-        let minute = Duration::from_secs(60);
-        let connection = config::Connection {
-            ca_file: None,
-            max_answer_header_size: 1 << 16,
-            connect_timeout: minute,
-            pool_idle_timeout: minute,
-        };
+        let connection = config::Connection::default();
         let endpoint = config::Endpoint { url: Uri::from_static(url), credential: Some(credential) };
         let mut head = Request::get(uri).header("host", "localhost:8443").body(()).unwrap().into_parts().0;
         Endpoint::new(&endpoint, &connection).unwrap().address(&mut head);

@@ -1,11 +1,15 @@
 //! The upstreams: sends a request over a pooled connection and hands back the answer as it comes.
 //!
-//! HTTP/1.1, one request at a time on a connection: a client that stops reading can then stall nobody but itself.
+//! HTTP/1.1, one request at a time on a connection: a client that stops reading can then stall nobody but itself. HTTP/2
+//! where it is asked for.
 
 mod answer;
 mod connect;
+mod dial;
 mod endpoint;
+mod http2;
 mod pool;
+mod proxy;
 mod socket;
 
 use std::{sync::Arc, time::Duration};
@@ -15,7 +19,9 @@ use tokio::time::Instant;
 
 pub use self::{
     answer::{AnswerBody, AnswerError},
+    connect::ConnectError,
     endpoint::Target,
+    proxy::ProxyError,
 };
 use self::{
     endpoint::Endpoint,
@@ -28,15 +34,18 @@ use crate::upload::{Upload, UploadFailure};
 pub enum SendError {
     /// It could not be reached.
     #[error("connecting failed: {0}")]
-    Connect(#[source] std::io::Error),
+    Connect(#[from] ConnectError),
     /// Connecting took too long.
     #[error("connecting took too long")]
     ConnectTimeout,
+    /// The TLS handshake took too long.
+    #[error("the TLS handshake took too long")]
+    TlsTimeout,
     /// The connection broke before an answer came.
-    #[error("the connection broke: {0}")]
+    #[error("the connection broke: {}", with_causes(.0))]
     Exchange(#[source] hyper::Error),
     /// What came is no answer.
-    #[error("the upstream did not answer in HTTP/1.1")]
+    #[error("what the upstream sent is no answer in HTTP")]
     NotHttp,
     /// The head of what came has more bytes than this, or more than 100 fields.
     #[error(
@@ -72,8 +81,8 @@ pub struct Upstreams {
 impl Upstreams {
     /// Sends a request, whose head is ready but for where it goes, and waits for the head of the answer.
     ///
-    /// A pooled connection may have been closed by the other side in the moment of its use. If so, before any byte of
-    /// an answer, the request is sent once more over a fresh one.
+    /// A pooled connection may have been closed by the other side in the moment of its use, and a shared one may be told
+    /// that it takes no more. If so, before any byte of an answer, the request is sent once more over another one.
     pub async fn send(
         &self,
         target: &Target,
@@ -99,21 +108,29 @@ impl Upstreams {
         upload: &Upload,
     ) -> Result<Response<AnswerBody>, SendError> {
         let endpoint = &target.endpoint;
-        if let Some(pooled) = self.pool.take(endpoint.id) {
-            let heard = pooled.heard.clone();
-            match self.exchange(target, pooled, head.clone(), upload).await {
+        let pooled = self.pool.take(endpoint.id);
+        let reused = pooled.is_some();
+        let connection = match pooled {
+            Some(pooled) => pooled,
+            None => self.pool.connect(endpoint.id, &endpoint.origin).await?,
+        };
+        if reused || connection.is_shared() {
+            let (heard, before) = (connection.heard.clone(), connection.heard.bytes());
+            match self.exchange(target, connection, head.clone(), upload).await {
                 Err(SendError::Exchange(error))
-                    if is_stale(&error) && !heard.anything() && upload.is_replayable() =>
+                    if upload.is_replayable()
+                        && (http2::was_not_processed(&error)
+                            || reused && is_stale(&error) && heard.bytes() == before) =>
                 {
                     tracing::debug!(upstream = %target.name, %error, "a pooled connection was stale");
                 }
                 answer => return answer,
             }
-        } else {
-            upload.forget();
+            let fresh = self.pool.connect(endpoint.id, &endpoint.origin).await?;
+            return self.exchange(target, fresh, head, upload).await;
         }
-        let fresh = endpoint.origin.connect().await?;
-        self.exchange(target, fresh, head, upload).await
+        upload.forget();
+        self.exchange(target, connection, head, upload).await
     }
 
     /// Closes the connections that have been idle for too long.
@@ -125,12 +142,14 @@ impl Upstreams {
         &self,
         target: &Target,
         mut connection: Connection,
-        head: Parts,
+        mut head: Parts,
         upload: &Upload,
     ) -> Result<Response<AnswerBody>, SendError> {
-        connection.heard.reset();
         let most = target.endpoint.origin.max_head;
-        let sent = connection.sender.send_request(Request::from_parts(head, upload.body()));
+        if connection.is_shared() {
+            target.endpoint.origin.address_in_full(&mut head);
+        }
+        let sent = connection.send(Request::from_parts(head, upload.body()));
         let answer = tokio::select! {
             answer = sent => answer.map_err(|error| send_error(error, upload, most))?,
             () = silence(upload, target.timeouts.first_byte) => return Err(SendError::FirstByteTimeout),
@@ -145,6 +164,17 @@ impl Upstreams {
         let lease = self.pool.lease(*id, origin.pool_idle_timeout, connection);
         Ok(answer.map(|body| AnswerBody::new(body, lease, target.timeouts.idle)))
     }
+}
+
+/// An error of hyper and what is behind it, of which its own message says nothing.
+fn with_causes(error: &hyper::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(inner) = cause {
+        text = format!("{text}: {inner}");
+        cause = inner.source();
+    }
+    text
 }
 
 /// Whether a pooled connection was closed before it answered anything.

@@ -1,4 +1,4 @@
-//! A connection to an upstream that hears the other side out, and that knows whether there was anything to hear.
+//! A connection to an upstream that hears the other side out, and that knows how much there was to hear.
 //!
 //! An upstream that has seen enough of a request answers and closes, with the rest unread. The next write then fails,
 //! and whoever stops there never reads the answer, which has arrived. So a failed write is not reported: what follows
@@ -9,24 +9,44 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
     task::{Context, Poll, ready},
 };
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    sync::Notify,
+};
 
-/// Whether the other side has said anything since this was reset.
+/// What the other side has said.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Heard(Arc<AtomicBool>);
+pub(super) struct Heard(Arc<Ear>);
+
+#[derive(Debug, Default)]
+struct Ear {
+    bytes: AtomicU64,
+    first: Notify,
+}
 
 impl Heard {
-    pub(super) fn reset(&self) {
-        self.0.store(false, Relaxed);
+    /// How many bytes came so far.
+    pub(super) fn bytes(&self) -> u64 {
+        self.0.bytes.load(Relaxed)
     }
 
-    pub(super) fn anything(&self) -> bool {
-        self.0.load(Relaxed)
+    /// Waits for the first byte. There is one who waits.
+    pub(super) async fn first(&self) {
+        self.0.first.notified().await;
+    }
+
+    /// One task alone reads, so nothing is lost between the two steps.
+    fn hear(&self, bytes: usize) {
+        let before = self.bytes();
+        self.0.bytes.store(before + bytes as u64, Relaxed);
+        if before == 0 && bytes > 0 {
+            self.0.first.notify_one();
+        }
     }
 }
 
@@ -67,9 +87,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Socket<T> {
     ) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         let read = Pin::new(&mut self.io).poll_read(cx, buf);
-        if buf.filled().len() > before {
-            self.heard.0.store(true, Relaxed);
-        }
+        self.heard.hear(buf.filled().len() - before);
         read
     }
 }

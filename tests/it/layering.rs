@@ -92,6 +92,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
 const CONFINED: &[(&str, &[&str])] = &[
     ("redis", &["limit/redis/"]),
     ("rustls", &["tls/", "reload.rs", "server/", "upstream/connect.rs", "limit/redis/"]),
+    ("h2", &["upstream/http2.rs"]),
     ("clap", &["cli.rs"]),
     ("rcgen", &["tls/"]),
     ("toml_edit", &["key_file.rs"]),

@@ -35,3 +35,5 @@ mod streaming;
 mod timers;
 mod uploads;
 mod upstream_faults;
+mod upstream_http2;
+mod upstream_reached;

@@ -4,13 +4,19 @@ mod connection;
 mod credential;
 mod headers;
 mod paths;
+mod proxy;
 mod url;
 
 use std::{sync::Arc, time::Duration};
 
 use hyper::Uri;
 
-pub use self::{connection::Connection, credential::Credential, headers::HeaderRules};
+pub use self::{
+    connection::Connection,
+    credential::Credential,
+    headers::HeaderRules,
+    proxy::{Proxy, Proxying},
+};
 use super::{callers::check_name, field::Field, source::Unique, table::TableReader};
 use crate::dialect::Dialect;
 
@@ -78,7 +84,8 @@ fn upstream(mut table: TableReader<'_>, alone: bool, seen: &mut Seen) -> Option<
     let paths = paths::paths(&mut table, alone, &mut seen.paths);
     let dialect = table.read("dialect", dialect);
     let header_rules = headers::header_rules(&mut table);
-    let connection = connection::connection(&mut table);
+    let urls: Vec<_> = endpoint.iter().map(|endpoint| &endpoint.url).collect();
+    let connection = connection::connection(&mut table, &urls);
     let mut duration = |key, default| table.read(key, Field::duration).unwrap_or(default);
     let first_byte_timeout = duration("first_byte_timeout", Duration::from_secs(600));
     let idle_timeout = duration("idle_timeout", Duration::from_secs(600));

@@ -4,6 +4,8 @@ pub(crate) mod attack;
 mod certificates;
 mod cluster;
 mod command;
+mod front;
+mod http2_upstream;
 pub(crate) mod oracle;
 mod plain;
 mod proxy;
@@ -20,6 +22,8 @@ pub(crate) use self::{
     certificates::Certificates,
     cluster::Cluster,
     command::{Said, pasted, tollgate, tollgate_reading},
+    front::{Greeting, TlsFront, TunnelProxy},
+    http2_upstream::{Answering, Arrival, Http2Upstream},
     plain::{Answer, Plain},
     proxy::{Proxy, ProxyBuilder, key, secret},
     redis::{Redis, free_port},

@@ -41,6 +41,14 @@ pub(crate) fn key(id: &str, tier: &str) -> String {
     format!("[[keys]]\nid = \"{id}\"\nhash = \"{hash}\"\ntier = \"{tier}\"\n")
 }
 
+/// This process' environment but for the proxies on the way out, which are no test's business that does not name them.
+fn surroundings() -> impl Iterator<Item = (std::ffi::OsString, std::ffi::OsString)> {
+    std::env::vars_os().filter(|(name, _)| {
+        let name = name.to_string_lossy().to_ascii_lowercase();
+        !["http_proxy", "https_proxy", "all_proxy", "no_proxy"].contains(&&*name)
+    })
+}
+
 /// What a proxy is started with. Addresses, certificate and upstream have defaults that fit a test.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ProxyBuilder {
@@ -149,6 +157,8 @@ impl ProxyBuilder {
         let mut child = Command::new(env!("CARGO_BIN_EXE_tollgate"))
             .args(["--log-format", "json", "--log-level", "debug", "--config"])
             .arg(&config)
+            .env_clear()
+            .envs(surroundings())
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .stderr(Stdio::piped())
             .kill_on_drop(true)

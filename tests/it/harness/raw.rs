@@ -115,11 +115,18 @@ pub(crate) const DATA: u8 = 0;
 pub(crate) const HEADERS: u8 = 1;
 pub(crate) const RST_STREAM: u8 = 3;
 pub(crate) const SETTINGS: u8 = 4;
+pub(crate) const PING: u8 = 6;
 pub(crate) const GOAWAY: u8 = 7;
 pub(crate) const WINDOW_UPDATE: u8 = 8;
 
 pub(crate) const END_STREAM: u8 = 1;
-const END_HEADERS: u8 = 4;
+pub(crate) const END_HEADERS: u8 = 4;
+
+/// The bytes of a frame.
+pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = &(payload.len() as u32).to_be_bytes()[1..];
+    [length, &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
 
 /// HTTP/2 by hand.
 #[derive(Debug)]
@@ -136,10 +143,8 @@ impl RawH2 {
     }
 
     pub(crate) async fn send(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
-        let length = &(payload.len() as u32).to_be_bytes()[1..];
-        let frame = [length, &[kind, flags], &stream.to_be_bytes(), payload].concat();
         // The other side may have closed, which the test sees when it reads.
-        let _ = self.0.write_all(&frame).await;
+        let _ = self.0.write_all(&frame(kind, flags, stream, payload)).await;
         let _ = self.0.flush().await;
     }
 

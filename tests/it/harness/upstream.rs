@@ -149,7 +149,7 @@ struct Log {
 /// The server. It ends with the test's runtime.
 #[derive(Debug)]
 pub(crate) struct Upstream {
-    address: SocketAddr,
+    pub(crate) address: SocketAddr,
     log: Arc<Mutex<Log>>,
     arrivals: tokio::sync::Mutex<mpsc::UnboundedReceiver<Received>>,
     closed: tokio::sync::Mutex<mpsc::UnboundedReceiver<usize>>,

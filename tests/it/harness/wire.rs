@@ -72,6 +72,13 @@ impl Link {
         chunk
     }
 
+    /// The next frame of HTTP/2: its type and its payload.
+    pub(crate) async fn frame(&mut self) -> (u8, Vec<u8>) {
+        let head = self.bytes(9).await;
+        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+        (head[3], self.bytes(length as usize).await)
+    }
+
     pub(crate) async fn send(&mut self, bytes: impl AsRef<[u8]>) {
         self.0.get_mut().write_all(bytes.as_ref()).await.unwrap();
     }
