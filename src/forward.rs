@@ -41,6 +41,8 @@ pub fn outgoing(
     // hyper writes both anew from the body that it really sends.
     headers.remove(header::CONTENT_LENGTH);
     headers.remove(header::EXPECT);
+    // The trailers of an upload stay behind.
+    headers.remove(header::TRAILER);
     if body_is_empty && [Method::POST, Method::PUT, Method::PATCH].contains(&head.method) {
         headers.insert(header::CONTENT_LENGTH, HeaderValue::from_static("0"));
     }

@@ -45,15 +45,15 @@ pub const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-p
 /// Keeps proxies of the nginx kind in front of us from holding a stream back.
 pub const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
-/// RFC 9110 §7.6.1 and what old software adds. `Connection` itself names more.
-static HOP_BY_HOP: [HeaderName; 10] = [
+/// RFC 9110 §7.6.1 and what old software adds. `Connection` itself names more. `Trailer` is not among them: it is about
+/// the message, and without it hyper sends an answer's trailers to no client of HTTP/1.1.
+static HOP_BY_HOP: [HeaderName; 9] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
     HeaderName::from_static("proxy-connection"),
     header::PROXY_AUTHENTICATE,
     header::PROXY_AUTHORIZATION,
     header::TE,
-    header::TRAILER,
     header::TRANSFER_ENCODING,
     header::UPGRADE,
     HeaderName::from_static("http2-settings"),

@@ -3,7 +3,9 @@
 use reqwest::{Method, StatusCode};
 
 use crate::harness::{
-    Gate, Plain, Proxy, ProxyBuilder, Script, Upstream, clients, header, patiently, secret,
+    Gate, Plain, Proxy, ProxyBuilder, Script, Upstream, clients, header, patiently,
+    raw::{DATA, END_STREAM, HEADERS, Raw, RawH2},
+    secret,
 };
 
 const LIMITS: &str = r#"{ requests = 50, per = "1h" }"#;
@@ -210,6 +212,38 @@ async fn answers_without_a_body_have_none_and_the_connection_lives_on() {
         assert_eq!(answer.status(), status);
         assert!(answer.bytes().await.unwrap().is_empty());
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn trailers_of_an_answer_reach_those_who_can_take_them() {
+    let upstream = Upstream::start(|_| {
+        Script::new()
+            .send("HTTP/1.1 200 OK\r\ntrailer: x-late\r\ntransfer-encoding: chunked\r\n\r\n")
+            .chunk("body")
+            .send("0\r\nx-late: 1\r\n\r\n")
+    })
+    .await;
+    let proxy = start(&upstream).await;
+    for (takes, expected) in
+        [("te: trailers\r\n", &["4", "body", "0", "x-late: 1", ""][..]), ("", &["4", "body", "0", ""])]
+    {
+        let mut plain = Raw::to(&proxy).await;
+        let key = secret("alice");
+        plain.send(format!("GET /v1/x HTTP/1.1\r\nhost: localhost\r\nx-api-key: {key}\r\n{takes}\r\n")).await;
+        assert_eq!(plain.head().await.unwrap().status, 200);
+        let mut rest = Vec::new();
+        while rest.last().is_none_or(|line: &String| !line.is_empty()) {
+            rest.push(plain.line().await.unwrap());
+        }
+        assert_eq!(rest, expected, "{takes}");
+    }
+    let mut raw = RawH2::to(&proxy, 65_535).await;
+    raw.get(1, "/v1/x", "alice").await;
+    assert_eq!(raw.frame_of(HEADERS, 1).await.unwrap().flags & END_STREAM, 0);
+    let data = raw.frame_of(DATA, 1).await.unwrap();
+    assert_eq!((&*data.payload, data.flags & END_STREAM), (&b"body"[..], 0));
+    let trailers = raw.frame_of(HEADERS, 1).await.unwrap();
+    assert_eq!(trailers.flags & END_STREAM, END_STREAM, "the trailers end the stream");
 }
 
 #[tokio::test(flavor = "multi_thread")]
