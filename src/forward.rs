@@ -89,8 +89,12 @@ fn join_cookies(headers: &mut HeaderMap) {
 
 /// The route's path, and the query without our keys.
 fn outgoing_uri(path: &str, query: Option<&str>, keys: &KeyStore) -> Uri {
-    let whole = match query.map(|query| without_our_keys(query, keys)) {
-        Some(query) if !query.is_empty() => PathAndQuery::try_from(format!("{path}?{query}")),
+    let left = query.map(|query| (query, without_our_keys(query, keys)));
+    let whole = match left {
+        // Where our key was all of it, the question mark goes too.
+        Some((query, left)) if query.is_empty() || !left.is_empty() => {
+            PathAndQuery::try_from(format!("{path}?{left}"))
+        }
         _ => PathAndQuery::try_from(path),
     };
     Uri::from(whole.expect("parts of a valid URI make a valid URI"))
@@ -155,6 +159,7 @@ mod tests {
     fn path_and_query_keep_their_bytes() {
         for uri in [
             "/v1/models/a%2Fb:go?x=1&y=%20z&empty=&flag",
+            "/v1/x?",
             "/v1/messages?beta=true",
             "/v1/a;b=c?alt=sse",
             "/v1/",
