@@ -10,8 +10,9 @@
 //!     cors       may this page call? A preflight ends here                (pure; 403)
 //!     probe      is it only somebody who asks whether we are there?       (pure)
 //!     auth       credential → key id and tier                             (pure, in memory; 401)
-//!     route      path → upstream                                          (pure; 404)
+//!     route      path and host → upstream, or a choice of them            (pure; 404)
 //!     limit      all limits of the key at once                            (memory, or one script in Redis; 429)
+//!     model      where the choice depends on it: named in URL or body     (pure; 404, 400)
 //!     forward    the head as the upstream gets it, credentials swapped    (pure)
 //!     upstream   send over a pooled connection, wait for the head         (502, 504)
 //!     headers    what the limits say, into the answer's head              (pure)
@@ -24,9 +25,10 @@
 //! |---|---|
 //! | [`proxy`] | the order of the stages |
 //! | [`server`] | listeners, connections, their deadlines, the drain |
-//! | [`hygiene`], [`auth`], [`route`], [`forward`], [`headers`] | the pure stages |
+//! | [`hygiene`], [`auth`], [`route`], [`model`], [`forward`], [`headers`] | the pure stages |
 //! | [`cors`], [`probe`], [`uncounted`] | who is answered without a key, and what uses up no limit; pure too |
 //! | [`limit`] | limits, decisions, the two stores |
+//! | [`path`], [`pattern`], [`media`], [`size`] | raw paths, words with a wildcard, kinds of bodies and their bounds, sizes as people write them |
 //! | [`upload`], [`upstream`] | the request's body, connections to upstreams, the answer's body |
 //! | [`body`], [`meter`], [`exchange`], [`cut`] | the answer on its way to the client, the one log line of a request, and who ended it |
 //! | [`events`], [`event_body`] | what is said between the events of an answer |
@@ -64,8 +66,12 @@ pub mod key_file;
 pub mod keys;
 pub mod limit;
 pub mod logging;
+pub mod media;
 pub mod meter;
 pub mod metrics;
+pub mod model;
+pub mod path;
+pub mod pattern;
 pub mod policy;
 pub mod probe;
 pub mod process;
@@ -73,6 +79,7 @@ pub mod proxy;
 pub mod reload;
 pub mod route;
 pub mod server;
+pub mod size;
 pub mod tls;
 pub mod uncounted;
 pub mod upload;

@@ -13,6 +13,7 @@ use super::{
     table::{TableReader, list, nearest},
     units,
 };
+use crate::{media::UNBOUNDED, size::Size};
 
 const LONGEST: Duration = Duration::from_secs(366 * 86_400);
 
@@ -173,10 +174,16 @@ impl<'a> Field<'a> {
         match allowed.contains(&bytes).then(|| T::try_from(bytes).ok()).flatten() {
             Some(bytes) => Some(bytes),
             None => {
-                let [least, most] = [*allowed.start(), *allowed.end()].map(units::show_size);
+                let [least, most] = [*allowed.start(), *allowed.end()].map(Size);
                 self.wrong(format!("expected a size from {least} to {most}"))
             }
         }
+    }
+
+    /// The most bytes of something; 0 is any number.
+    pub(super) fn size_bound(self) -> Option<u64> {
+        let most = self.size(0..=u64::MAX)?;
+        Some(if most == 0 { UNBOUNDED } else { most })
     }
 
     /// One address to listen at. Names are not looked up: what they mean differs between machines.

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::size::UNITS;
+
 /// What a duration looks like, for messages.
 pub(super) const DURATION_FORM: &str =
     "a duration such as \"250ms\", \"30s\", \"1m\", \"2h\" or \"1d\": one whole number and one unit";
@@ -13,8 +15,6 @@ pub(super) const SIZE_FORM: &str =
 const DURATION_UNITS: [(&str, u64); 5] =
     [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
 
-const SIZE_UNITS: [(&str, u64); 4] = [("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)];
-
 /// The duration; nothing where the text has another form or the number is too large.
 pub(super) fn duration(text: &str) -> Option<Duration> {
     number_of_units(text, &DURATION_UNITS).map(Duration::from_millis)
@@ -22,14 +22,7 @@ pub(super) fn duration(text: &str) -> Option<Duration> {
 
 /// The size in bytes; nothing where the text has another form or the number is too large.
 pub(super) fn size(text: &str) -> Option<u64> {
-    number_of_units(text, &SIZE_UNITS)
-}
-
-/// A size as one writes it: in the largest unit that is exact.
-pub(super) fn show_size(bytes: u64) -> String {
-    let exact = |(_, factor): &&(&str, u64)| bytes.is_multiple_of(*factor) && bytes >= *factor;
-    let (unit, factor) = SIZE_UNITS.iter().rev().find(exact).unwrap_or(&SIZE_UNITS[0]);
-    format!("{}{unit}", bytes / factor)
+    number_of_units(text, &UNITS)
 }
 
 fn number_of_units(text: &str, units: &[(&str, u64)]) -> Option<u64> {
@@ -82,12 +75,5 @@ mod tests {
         assert_eq!(duration("18446744073709551616ms"), None);
         assert_eq!(duration("213503982335d"), None);
         assert_eq!(size("17179869184GiB"), None);
-    }
-
-    #[test]
-    fn a_size_is_shown_as_it_is_written() {
-        for text in ["0B", "512B", "1500B", "8KiB", "64MiB", "1GiB", "1025MiB"] {
-            assert_eq!(show_size(size(text).unwrap()), text);
-        }
     }
 }
