@@ -18,6 +18,7 @@ use super::connect::Origin;
 use crate::{
     config::{self, Credential, HeaderRules},
     dialect::Dialect,
+    path,
     tls::TlsError,
 };
 
@@ -148,13 +149,16 @@ impl Endpoint {
 }
 
 /// The target with the base path in front, unless it begins with it already: `/v1` and `/v1/models` are never
-/// `/v1/v1/models`. Nothing, if it stays as it is.
+/// `/v1/v1/models`. A version at the end of the base path stands for the `/v1` at the start of the target, as
+/// `/paas/v4` and `/v1/models` are `/paas/v4/models`. Nothing, if it stays as it is.
 fn join(base: &str, uri: &Uri) -> Option<Uri> {
-    let has_base = uri.path().strip_prefix(base).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-    if has_base {
+    if path::below(uri.path(), base).is_some() {
         return None;
     }
-    let target = uri.path_and_query().map_or("/", PathAndQuery::as_str);
+    let mut target = uri.path_and_query().map_or("/", PathAndQuery::as_str);
+    if path::ends_in_version(base) && path::below(uri.path(), "/v1").is_some() {
+        target = &target["/v1".len()..];
+    }
     let whole = PathAndQuery::try_from(format!("{base}{target}"));
     Some(Uri::from(whole.expect("parts of valid URIs make a valid URI")))
 }
@@ -182,7 +186,11 @@ mod tests {
         for (url, uri, expected) in [
             ("http://up/v1", "/v1/models", "/v1/models"),
             ("http://up/v1", "/models", "/v1/models"),
-            ("http://up/openai/v1/", "/v1/models?a=b", "/openai/v1/v1/models?a=b"),
+            ("http://up/openai/v1/", "/v1/models?a=b", "/openai/v1/models?a=b"),
+            ("http://up/openai/v1", "/v1?a=b", "/openai/v1?a=b"),
+            ("http://up/api/paas/v4", "/v1/chat/completions", "/api/paas/v4/chat/completions"),
+            ("http://up/paas/v4", "/v4/models", "/paas/v4/v4/models"),
+            ("http://up/v1beta", "/v1beta/models/g:x%2Fy", "/v1beta/models/g:x%2Fy"),
             ("http://up/api", "/v1/models", "/api/v1/models"),
             ("http://up/v1", "/v10/x%2Fy:z?", "/v1/v10/x%2Fy:z?"),
             ("http://up/", "/x?y", "/x?y"),

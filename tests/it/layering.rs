@@ -78,7 +78,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("forward", &["auth", "headers", "keys", "route", "upstream"]),
     ("headers", &["limit"]),
     ("limit", &["keys"]),
-    ("upstream", &["config", "dialect", "tls", "upload"]),
+    ("upstream", &["config", "dialect", "path", "tls", "upload"]),
     ("events", &["dialect"]),
     ("event_body", &["cut", "dialect", "error", "events", "upstream"]),
     ("body", &["event_body", "meter", "upstream"]),
