@@ -15,6 +15,8 @@ use crate::{
     hygiene::Unclean,
     limit::Limit,
     route::NoRoute,
+    size::Size,
+    upload::UploadFailure,
     upstream::{AnswerError, SendError},
 };
 
@@ -33,12 +35,12 @@ pub enum Error {
     /// Nobody we know sent it.
     #[error(transparent)]
     Unauthorized(#[from] Unauthorized),
-    /// Nobody serves its path.
+    /// Nobody serves it.
     #[error(transparent)]
     NoRoute(#[from] NoRoute),
-    /// Its declared length is over the bound, in bytes.
-    #[error("the body is larger than {0} bytes")]
-    TooLarge(u64),
+    /// Its body did not come as it should.
+    #[error(transparent)]
+    Upload(#[from] UploadFailure),
     /// A limit is used up.
     #[error("over the limit")]
     Refused {
@@ -90,13 +92,8 @@ impl Error {
                 "unauthorized",
                 "Missing or invalid API key. Send a valid key as `Authorization: Bearer KEY` or `X-API-Key: KEY`.",
             ),
-            Self::NoRoute(NoRoute) => Answer::new(
-                StatusCode::NOT_FOUND,
-                ErrorKind::NotFound,
-                "no_route",
-                "No upstream serves this path. Check the base URL of your client.",
-            ),
-            Self::TooLarge(most) => too_large(*most),
+            Self::NoRoute(missing) => answer_no_route(missing),
+            Self::Upload(failure) => answer_upstream(&SendError::from(*failure)),
             Self::Refused { limit, retry_after, .. } => Answer::new(
                 StatusCode::TOO_MANY_REQUESTS,
                 ErrorKind::RateLimit,
@@ -142,6 +139,29 @@ fn answer_unclean(unclean: Unclean) -> Answer {
     };
     let message = format!("The request was not forwarded: {unclean}.");
     Answer::new(status, ErrorKind::InvalidRequest, "unclean", &message)
+}
+
+fn answer_no_route(missing: &NoRoute) -> Answer {
+    let (status, kind, message) = match missing {
+        NoRoute::Path => (
+            StatusCode::NOT_FOUND,
+            ErrorKind::NotFound,
+            "No upstream serves this path. Check the base URL of your client.".to_owned(),
+        ),
+        NoRoute::Model(model) => (
+            StatusCode::NOT_FOUND,
+            ErrorKind::NotFound,
+            format!("No upstream serves the model `{model}` on this path."),
+        ),
+        NoRoute::Unnamed => (
+            StatusCode::BAD_REQUEST,
+            ErrorKind::InvalidRequest,
+            "The model decides where this request goes, and none was found in it. Send `model` in an uncompressed \
+             JSON or form body, before anything large."
+                .to_owned(),
+        ),
+    };
+    Answer::new(status, kind, "no_route", &message)
 }
 
 fn answer_upstream(error: &SendError) -> Answer {
@@ -214,6 +234,6 @@ pub fn broken_answer(error: &AnswerError) -> Answer {
 }
 
 fn too_large(most: u64) -> Answer {
-    let message = format!("The request body is larger than the {most} bytes that are allowed.");
+    let message = format!("The request body is larger than {}, the most that is allowed here.", Size(most));
     Answer::new(StatusCode::PAYLOAD_TOO_LARGE, ErrorKind::TooLarge, "too_large", &message)
 }

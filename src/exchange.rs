@@ -15,7 +15,7 @@ use crate::{
     limit::{Outcome, Ruling, Status, Verdict, fault::FaultKind},
     metrics::{Counted, Metrics, Name, RequestLabels},
     policy::Tier,
-    route::Route,
+    route::{Destination, Route},
     upstream::AnswerError,
 };
 
@@ -130,6 +130,15 @@ impl Exchange {
     /// Notes that the limiter is not asked.
     pub fn uncounted(&mut self) {
         self.decision = "uncounted";
+    }
+
+    /// Notes where the request can go, before it is known which way. Errors have the dialect that all ways agree on.
+    pub fn could_go(&mut self, destination: &Destination) {
+        let mut dialects = destination.routes().map(|route| route.target.dialect);
+        let first = dialects.next().flatten();
+        if let Some(first) = first.filter(|first| dialects.all(|dialect| dialect == Some(*first))) {
+            self.dialect = first;
+        }
     }
 
     /// Notes the limiter's word on a caller of this tier, and how long it took.

@@ -9,8 +9,9 @@ use crate::{
     headers::PolicyField,
     keys::{Key, KeyStore, TierIndex},
     limit::Limit,
+    pattern::Pattern,
     probe::Probes,
-    route::RouteTable,
+    route::{RouteTable, Rule},
     tls::TlsError,
     uncounted::Uncounted,
     upstream::Target,
@@ -52,9 +53,10 @@ impl Policy {
         let mut routes = Vec::new();
         for upstream in &config.upstreams {
             let target = Arc::new(Target::new(upstream)?);
-            routes.extend(upstream.paths.iter().map(|prefix| (prefix.clone(), target.clone())));
+            let rules = upstream.paths.iter().map(|prefix| compile_rules(upstream, prefix, &target));
+            routes.extend(rules.flatten());
         }
-        let probes = Probes::beside(routes.iter().map(|(prefix, _)| &**prefix));
+        let probes = Probes::beside(routes.iter().map(|rule: &Rule| &*rule.prefix));
         Ok(Self {
             keys,
             cors: config.cors.clone(),
@@ -75,6 +77,19 @@ impl Tier {
     fn new(name: Arc<str>, limits: Vec<Limit>) -> Self {
         Self { name, field: PolicyField::new(&limits), limits }
     }
+}
+
+/// One rule for each host and model that the upstream takes under this prefix.
+fn compile_rules(upstream: &config::Upstream, prefix: &str, target: &Arc<Target>) -> Vec<Rule> {
+    let rule = |(host, model): (Option<&Pattern>, Option<&Pattern>)| Rule {
+        prefix: prefix.to_owned(),
+        strip: upstream.strip_prefix.clone().unwrap_or_default(),
+        host: host.cloned(),
+        model: model.cloned(),
+        target: target.clone(),
+        sizes: upstream.body_sizes,
+    };
+    upstream.matches.each().map(rule).collect()
 }
 
 /// A key with limits of its own gets a tier of its own, under the name of the one that it overrides.

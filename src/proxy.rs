@@ -38,11 +38,14 @@ use crate::{
     hygiene::{self, HeadBounds},
     keys::KeyId,
     limit::{Limiter, Outcome, Verdict},
+    media::Media,
     meter::MeteredBody,
     metrics::Metrics,
+    model::{self, Scanner},
     policy::{Policy, Tier},
     probe,
-    upload::{Upload, UploadBounds},
+    route::{Choice, Destination, Route},
+    upload::Upload,
     upstream::{AnswerBody, Upstreams},
 };
 
@@ -113,7 +116,7 @@ impl Proxy {
         let metrics = self.shared.metrics.clone();
         let mut exchange =
             Exchange::begin(metrics, conn.client, conn.cut, head.method.clone(), head.uri.path(), request_id);
-        let upload = Upload::new(incoming, self.upload_bounds());
+        let upload = Upload::new(incoming, self.shared.bounds.body_timeout);
         let grant = policy.cors.as_ref().map(|cors| cors.grant(&head));
         let waits_for_continue = head.headers.contains_key(EXPECT);
         let wants_no_body = head.method == Method::HEAD;
@@ -169,17 +172,22 @@ impl Proxy {
         let principal = auth::authenticate(&policy.keys, &head.headers, head.uri.query(), Timestamp::now())?;
         exchange.authenticated(&principal, policy.tier(&principal));
 
-        // Routing and the declared size cost nothing, so what they refuse must not use up the caller's limit.
-        let route = policy.routes.resolve(head.uri.path())?;
-        exchange.routed(&route);
-        self.check_declared_size(upload)?;
-
+        // Path, host and declared size cost nothing to ask for, so what they refuse must not use up the caller's limit.
+        let destination = destination(policy, exchange, &head)?;
+        upload.hold_to(destination.most_bytes(Media::of(head.headers.get(CONTENT_TYPE))))?;
         let nothing_follows = upload.body().is_end_stream();
-        if policy.uncounted.include(&head.method, &route.path, nothing_follows) {
-            exchange.uncounted();
-        } else {
+        let counts = |route: &Route| !policy.uncounted.include(&head.method, &route.path, nothing_follows);
+        if destination.routes().any(counts) {
             self.admit(exchange, &principal.key, policy.tier(&principal)).await?;
+        } else {
+            exchange.uncounted();
         }
+
+        // A client that waits for `100 Continue` gets it here at the earliest, where its body is first asked for.
+        let route = match destination {
+            Destination::Settled(route) => route,
+            Destination::ByModel(choice) => self.choose(choice, exchange, &head, upload).await?,
+        };
 
         if let Some(grant) = grant {
             grant.settle(&mut head.headers);
@@ -198,16 +206,25 @@ impl Proxy {
         HeadBounds { fields: max_headers, bytes: max_header_size as usize }
     }
 
-    fn upload_bounds(&self) -> UploadBounds {
-        UploadBounds { size: self.shared.bounds.max_body_size, silence: self.shared.bounds.body_timeout }
-    }
-
-    fn check_declared_size(&self, upload: &Upload) -> Result<(), Error> {
-        let most = self.shared.bounds.max_body_size;
-        match upload.body().size_hint().exact() {
-            Some(declared) if most > 0 && declared > most => Err(Error::TooLarge(most)),
-            _ => Ok(()),
-        }
+    /// The route that the model in the body leads to. As much of the body is read as it takes to find that.
+    async fn choose(
+        &self,
+        choice: Choice,
+        exchange: &mut Exchange,
+        head: &Parts,
+        upload: &Upload,
+    ) -> Result<Route, Error> {
+        let scanner = Scanner::of_body(&head.headers).filter(|_| !upload.body().is_end_stream());
+        let model = match scanner {
+            Some(mut scanner) => {
+                upload.look_ahead(self.shared.bounds.model_lookahead, |piece| scanner.feed(piece)).await?
+            }
+            None => None,
+        };
+        let route = choice.choose(model.as_deref())?;
+        exchange.routed(&route);
+        upload.hold_to(route.most_bytes(Media::of(head.headers.get(CONTENT_TYPE))))?;
+        Ok(route)
     }
 
     async fn admit(&self, exchange: &mut Exchange, key: &KeyId, tier: &Tier) -> Result<(), Error> {
@@ -225,6 +242,21 @@ impl Proxy {
             },
         }
     }
+}
+
+/// Where the head alone leads. Its URL may name the model, which then need not be looked for in the body.
+fn destination(policy: &Policy, exchange: &mut Exchange, head: &Parts) -> Result<Destination, Error> {
+    let mut destination = policy.routes.resolve(headers::host(head), head.uri.path())?;
+    if let Destination::ByModel(choice) = &destination {
+        exchange.could_go(&destination);
+        if let Some(model) = model::in_url(&head.method, &head.uri) {
+            destination = Destination::Settled(choice.clone().choose(Some(&model))?);
+        }
+    }
+    if let Destination::Settled(route) = &destination {
+        exchange.routed(route);
+    }
+    Ok(destination)
 }
 
 /// A bug in a stage ends the request that met it, and no other on its connection. The state behind the stages is whole at

@@ -44,8 +44,9 @@ pub fn publish(
 }
 
 fn waiting_for_a_start(running: &Config, new: &Config) -> Vec<&'static str> {
-    // The certificate is read from wherever it is now, so its move is no difference.
-    let server = Server { tls: new.server.tls.clone(), ..running.server.clone() };
+    // The certificate is read from wherever it is now, so its move is no difference, and sizes are the upstreams'.
+    let Server { tls, body_sizes, .. } = new.server.clone();
+    let server = Server { tls, body_sizes, ..running.server.clone() };
     // What is counted is a matter of the policy.
     let limiter = Limiter { uncounted: new.limiter.uncounted.clone(), ..running.limiter.clone() };
     let sections = [

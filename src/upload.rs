@@ -3,6 +3,7 @@
 
 use std::{
     io,
+    ops::ControlFlow,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, ready},
@@ -16,15 +17,6 @@ use tokio::time::{Instant, Sleep};
 
 /// No more of a body than this is kept for sending it again.
 const MOST_KEPT_BYTES: usize = 256 * 1024;
-
-/// Bounds of one upload.
-#[derive(Clone, Copy, Debug)]
-pub struct UploadBounds {
-    /// Bytes that are passed on at most; 0: any number.
-    pub size: u64,
-    /// How long the client may be silent in between.
-    pub silence: Duration,
-}
 
 /// Why an upload ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -50,7 +42,10 @@ pub struct Upload(Arc<Mutex<Source>>);
 #[derive(Debug)]
 struct Source {
     incoming: Incoming,
-    bounds: UploadBounds,
+    /// How many bytes are passed on at most.
+    most_bytes: u64,
+    /// How long the client may be silent in between.
+    most_silence: Duration,
     received: u64,
     kept: Kept,
     /// How many of the kept pieces the latest reader has had.
@@ -65,7 +60,7 @@ struct Source {
 enum Kept {
     /// Everything that came, for another try.
     All(Vec<Bytes>),
-    /// There will be no other try, but the present one has not sent all of it again yet.
+    /// There will be no other try, but the present one has not sent all of it yet.
     Rest(Vec<Bytes>),
     No,
 }
@@ -77,17 +72,28 @@ impl Kept {
             Self::No => &[],
         }
     }
+
+    /// A piece to send. Where nobody will ask for it again, it is given away.
+    fn piece(&mut self, position: usize) -> Option<Bytes> {
+        match self {
+            Self::All(pieces) => pieces.get(position).cloned(),
+            Self::Rest(pieces) => pieces.get_mut(position).map(std::mem::take),
+            Self::No => None,
+        }
+    }
 }
 
 impl Upload {
-    /// The body of a request that has just begun.
-    pub fn new(incoming: Incoming, bounds: UploadBounds) -> Self {
+    /// The body of a request that has just begun, whose client may be silent for so long. Of its size everything is
+    /// allowed until [`Upload::hold_to`] says otherwise.
+    pub fn new(incoming: Incoming, most_silence: Duration) -> Self {
         let (silence, failure) = (None, None);
         let kept = Kept::All(Vec::new());
         let last_progress = Instant::now();
         Self(Arc::new(Mutex::new(Source {
             incoming,
-            bounds,
+            most_bytes: u64::MAX,
+            most_silence,
             received: 0,
             kept,
             handed_out: 0,
@@ -96,6 +102,34 @@ impl Upload {
             failure,
             last_progress,
         })))
+    }
+
+    /// Bounds its size. Fails at once if its declared length, or what has come of it, is more.
+    pub fn hold_to(&self, most_bytes: u64) -> Result<(), UploadFailure> {
+        let mut source = self.source();
+        source.most_bytes = most_bytes;
+        let to_come = source.incoming.size_hint().exact().unwrap_or_default();
+        if source.received.saturating_add(to_come) > most_bytes {
+            return Err(UploadFailure::TooLarge(most_bytes));
+        }
+        Ok(())
+    }
+
+    /// Shows the beginning of the body to `look`, piece by piece, until it has seen enough. All of it is kept, and goes to
+    /// the upstream first. Nothing, if `look` finds nothing within so many bytes.
+    pub async fn look_ahead<T>(
+        &self,
+        most_bytes: u64,
+        mut look: impl FnMut(&[u8]) -> ControlFlow<Option<T>>,
+    ) -> Result<Option<T>, UploadFailure> {
+        while self.source().received < most_bytes {
+            let next = std::future::poll_fn(|cx| self.source().poll_kept_piece(cx)).await;
+            let Some(piece) = next.transpose()? else { return Ok(None) };
+            if let ControlFlow::Break(found) = look(&piece) {
+                return Ok(found);
+            }
+        }
+        Ok(None)
     }
 
     /// The body from its first byte on.
@@ -170,7 +204,28 @@ impl Source {
         Poll::Ready(frame.and_then(Result::ok).map(bytes))
     }
 
+    /// The next piece, kept for another try as long as they are few.
     fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, UploadFailure>>> {
+        let piece = ready!(self.poll_incoming(cx));
+        if let Some(Ok(piece)) = &piece {
+            match &mut self.kept {
+                Kept::All(pieces) if self.received <= MOST_KEPT_BYTES as u64 => pieces.push(piece.clone()),
+                _ => self.kept = Kept::No,
+            }
+        }
+        Poll::Ready(piece)
+    }
+
+    /// The next piece before anybody sends one. Kept whatever it weighs, for it was not sent.
+    fn poll_kept_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, UploadFailure>>> {
+        let piece = ready!(self.poll_incoming(cx));
+        if let (Some(Ok(piece)), Kept::All(pieces)) = (&piece, &mut self.kept) {
+            pieces.push(piece.clone());
+        }
+        Poll::Ready(piece)
+    }
+
+    fn poll_incoming(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, UploadFailure>>> {
         if let Some(failure) = self.failure {
             return Poll::Ready(Some(Err(failure)));
         }
@@ -186,25 +241,17 @@ impl Source {
         self.last_progress = Instant::now();
         let Some(piece) = piece else { return Poll::Ready(None) };
         self.received += piece.len() as u64;
-        if self.bounds.size > 0 && self.received > self.bounds.size {
-            return self.fail(UploadFailure::TooLarge(self.bounds.size));
+        if self.received > self.most_bytes {
+            return self.fail(UploadFailure::TooLarge(self.most_bytes));
         }
-        self.keep(&piece);
         Poll::Ready(Some(Ok(piece)))
     }
 
     fn poll_silence(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, UploadFailure>>> {
-        let most = self.bounds.silence;
+        let most = self.most_silence;
         let silence = self.silence.get_or_insert_with(|| Box::pin(tokio::time::sleep(most)));
         ready!(silence.as_mut().poll(cx));
         self.fail(UploadFailure::Stalled)
-    }
-
-    fn keep(&mut self, piece: &Bytes) {
-        match &mut self.kept {
-            Kept::All(pieces) if self.received <= MOST_KEPT_BYTES as u64 => pieces.push(piece.clone()),
-            _ => self.kept = Kept::No,
-        }
     }
 }
 
@@ -235,8 +282,7 @@ impl Body for UploadBody {
     ) -> Poll<Option<Result<Frame<Bytes>, UploadFailure>>> {
         let this = &mut *self;
         let mut source = this.upload.source();
-        let again = source.kept.pieces().get(this.position).cloned();
-        let piece = match again {
+        let piece = match source.kept.piece(this.position) {
             Some(piece) => Some(Ok(piece)),
             None => ready!(source.poll_piece(cx)),
         };

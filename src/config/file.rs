@@ -15,10 +15,16 @@ use super::{
     table::TableReader,
     upstreams,
 };
-use crate::uncounted::{PathPattern, Uncounted};
+use crate::{
+    media::SizeBounds,
+    uncounted::{PathPattern, Uncounted},
+};
 
 const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V6(Ipv6Addr::UNSPECIFIED), 8443);
 const DEFAULT_ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9090);
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
 
 const STORES: [(&str, bool); 2] = [("memory", false), ("redis", true)];
 const FAILURE_POLICIES: [(&str, OnStoreFailure); 3] =
@@ -36,7 +42,7 @@ pub(super) fn config(source: &Source<'_>, mut root: TableReader<'_>) -> Config {
     let limiter = root.table("limiter", limiter);
     let tiers = callers::tiers(&mut root);
     let keys = callers::keys(&mut root, &tiers);
-    let upstreams = upstreams::upstreams(&mut root);
+    let upstreams = upstreams::upstreams(&mut root, server.body_sizes);
     root.finish();
     Config { server, admin, log, cors, limiter, tiers, keys, upstreams }
 }
@@ -50,6 +56,7 @@ fn server(source: &Source<'_>, table: &mut TableReader<'_>) -> Server {
             .and_then(NonZeroUsize::new)
             .unwrap_or_else(cores),
         drain_timeout: table.read("drain_timeout", Field::duration_or_zero).unwrap_or(seconds(600)),
+        body_sizes: upstreams::body_sizes(table, SizeBounds { text: 64 * MIB, file: 512 * MIB }),
         tls: table.table("tls", |table| tls(source, table)),
         bounds: bounds(table),
     }
@@ -84,8 +91,6 @@ fn tls(source: &Source<'_>, table: &mut TableReader<'_>) -> Tls {
 }
 
 fn bounds(table: &mut TableReader<'_>) -> Bounds {
-    const KIB: u64 = 1 << 10;
-    const MIB: u64 = 1 << 20;
     const MANY: u64 = 10_000_000;
     let max_connections = table.read("max_connections", |field| field.whole_number(1..=MANY));
     let per_ip = table.read("max_connections_per_ip", |field| field.whole_number(0..=MANY));
@@ -93,7 +98,7 @@ fn bounds(table: &mut TableReader<'_>) -> Bounds {
     // hyper's HTTP/1 parser needs a buffer of 8 KiB.
     let max_header_size = table.read("max_header_size", |field| field.size(8 * KIB..=16 * MIB));
     let max_headers = table.read("max_headers", |field| field.whole_number(16..=10_000));
-    let max_body_size = table.read("max_body_size", |field| field.size(0..=u64::MAX));
+    let model_lookahead = table.read("model_lookahead", |field| field.size(KIB..=1024 * MIB));
     let mut duration = |key, default| table.read(key, Field::duration).unwrap_or(default);
     Bounds {
         max_connections: max_connections.unwrap_or(10_000),
@@ -101,7 +106,7 @@ fn bounds(table: &mut TableReader<'_>) -> Bounds {
         max_streams: max_streams.unwrap_or(100),
         max_header_size: max_header_size.unwrap_or((64 * KIB) as u32),
         max_headers: max_headers.unwrap_or(256),
-        max_body_size: max_body_size.unwrap_or(64 * MIB),
+        model_lookahead: model_lookahead.unwrap_or(8 * MIB),
         handshake_timeout: duration("handshake_timeout", seconds(10)),
         header_timeout: duration("header_timeout", seconds(10)),
         idle_timeout: duration("idle_timeout", seconds(75)),

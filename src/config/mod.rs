@@ -25,7 +25,9 @@ use std::{
 use jiff::Timestamp;
 use toml::de::DeTable;
 
-pub use self::upstreams::{Connection, Credential, Endpoint, HeaderRules, Proxy, Proxying, Upstream};
+pub use self::upstreams::{
+    Connection, Credential, Endpoint, HeaderRules, Match, Proxy, Proxying, Upstream,
+};
 use self::{
     problems::{Problem, Problems},
     source::Source,
@@ -35,6 +37,7 @@ use crate::{
     cors::Cors,
     keys::{KeyHash, KeyId},
     limit::{Limit, LogKind, redis::topology::Topology},
+    media::SizeBounds,
     uncounted::Uncounted,
 };
 
@@ -90,6 +93,9 @@ pub struct Server {
     pub workers: NonZeroUsize,
     /// `drain_timeout`: how long open streams may go on after SIGTERM. Default 600 s.
     pub drain_timeout: Duration,
+    /// `max_body_size` of a request, default 64 MiB, and `max_file_size` of one that is no text, default 512 MiB; 0: no
+    /// bound. What an upstream says itself comes first.
+    pub body_sizes: SizeBounds,
     /// `[server.tls]`.
     pub tls: Tls,
     /// The bounds of the edge, one key each in `[server]`.
@@ -109,8 +115,8 @@ pub struct Bounds {
     pub max_header_size: u32,
     /// `max_headers`: fields of a request's head. Default 256.
     pub max_headers: usize,
-    /// `max_body_size` of a request. Default 64 MiB; 0: no bound.
-    pub max_body_size: u64,
+    /// `model_lookahead`: how much of a body is kept back at most while its model is looked for. Default 8 MiB.
+    pub model_lookahead: u64,
     /// `handshake_timeout` of TLS. Default 10 s.
     pub handshake_timeout: Duration,
     /// `header_timeout`: from a request head's first byte to its last, and from the handshake to the first request. Default 10 s.
@@ -248,7 +254,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::{dialect::Dialect, headers::Pattern};
+    use crate::{dialect::Dialect, headers::Pattern, media::UNBOUNDED};
 
     const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/config");
 
@@ -348,19 +354,20 @@ mod tests {
         let example = format!("[tiers]\nfree.limits = []\n{}", settings.join("\n"));
         let config =
             parse(&example, &path, &|_| Some("x".to_owned())).unwrap_or_else(|problems| panic!("{problems}"));
-        assert_eq!((config.upstreams.len(), config.keys.len()), (2, 1), "{example}");
+        assert_eq!((config.upstreams.len(), config.keys.len()), (3, 1), "{example}");
     }
 
     #[test]
     fn what_is_left_out_has_its_default() {
         let config = parse_file(&Path::new(FIXTURES).join("valid/smallest.toml")).1.unwrap();
-        let Server { listen, drain_timeout, tls, bounds, .. } = config.server;
+        let Server { listen, drain_timeout, body_sizes, tls, bounds, .. } = config.server;
         assert_eq!(listen, ["[::]:8443".parse().unwrap()]);
         assert_eq!(drain_timeout, Duration::from_secs(600));
         assert!(tls.certificate.ends_with("valid/certs/server.crt"), "{}", tls.certificate.display());
         assert_eq!((bounds.max_connections, bounds.max_connections_per_ip), (10_000, 1000));
         assert_eq!((bounds.max_header_size, bounds.max_headers), (64 << 10, 256));
-        assert_eq!(bounds.max_body_size, 64 << 20);
+        assert_eq!(bounds.model_lookahead, 8 << 20);
+        assert_eq!(body_sizes, SizeBounds { text: 64 << 20, file: 512 << 20 });
         assert_eq!(bounds.idle_timeout, Duration::from_secs(75));
         let admin = config.admin.unwrap();
         assert_eq!((admin.listen, admin.key_labels), ("127.0.0.1:9090".parse().unwrap(), false));
@@ -368,7 +375,8 @@ mod tests {
         assert_eq!((config.limiter.on_store_failure, config.limiter.replicas), (OnStoreFailure::Local, None));
         assert!(config.cors.is_none() && config.limiter.uncounted == Uncounted::default());
         let [upstream] = &config.upstreams[..] else { panic!("one upstream") };
-        assert_eq!(upstream.paths, ["/"]);
+        assert_eq!((&*upstream.paths, upstream.strip_prefix.as_deref()), (&["/".to_owned()][..], None));
+        assert_eq!((&upstream.matches, upstream.body_sizes), (&Match::default(), body_sizes));
         assert_eq!(upstream.connection.connect_timeout, Duration::from_secs(5));
         assert_eq!(upstream.connection.pool_idle_timeout, Duration::from_secs(10));
         assert_eq!(upstream.connection.max_answer_header_size, 64 << 10);
@@ -379,13 +387,14 @@ mod tests {
     #[test]
     fn what_is_written_is_read() {
         let config = parse_file(&Path::new(FIXTURES).join("valid/everything.toml")).1.unwrap();
-        let Server { listen, workers, drain_timeout, tls, bounds } = config.server;
+        let Server { listen, workers, drain_timeout, body_sizes, tls, bounds } = config.server;
         assert_eq!((listen.len(), workers.get(), drain_timeout), (4, 2, Duration::ZERO));
         assert!(tls.certificate.ends_with("config/valid/a.crt"));
         assert_eq!(tls.private_key, Path::new("/b.key"));
         assert_eq!((bounds.max_connections_per_ip, bounds.max_headers), (0, 300));
         assert_eq!(bounds.max_header_size, 0x4000);
-        assert_eq!((bounds.max_body_size, bounds.write_timeout), (1 << 30, Duration::from_secs(5)));
+        assert_eq!((bounds.model_lookahead, bounds.write_timeout), (64 << 10, Duration::from_secs(5)));
+        assert_eq!(body_sizes, SizeBounds { text: 1 << 30, file: UNBOUNDED });
         let cors = config.cors.unwrap();
         assert_eq!(
             (cors.origins.len(), cors.max_age, cors.credentials),
@@ -497,8 +506,18 @@ mod tests {
     #[test]
     fn upstreams_are_complete() {
         let config = parse_file(&Path::new(FIXTURES).join("valid/everything.toml")).1.unwrap();
-        let [openai, local, beta] = &config.upstreams[..] else { panic!("three upstreams") };
+        let [openai, local, beta, eu] = &config.upstreams[..] else { panic!("four upstreams") };
         assert_eq!(openai.paths, ["/v1", "/openai"]);
+        assert_eq!(openai.body_sizes, SizeBounds { text: UNBOUNDED, file: 2 << 30 });
+        assert_eq!(local.body_sizes, config.server.body_sizes);
+        assert_eq!(beta.strip_prefix.as_deref(), Some("/v1"));
+        assert!(
+            eu.matches
+                .hosts
+                .iter()
+                .all(|host| host.matches("eu.example.com") || host.matches("a.example.org"))
+        );
+        assert!((eu.matches.models.len(), eu.matches.hosts.len()) == (1, 2) && eu.paths == ["/"]);
         assert_eq!(openai.dialect, Some(Dialect::Openai));
         assert_eq!(openai.idle_timeout, Duration::from_secs(3 * 3600));
         assert_eq!(openai.connection.max_answer_header_size, 128 << 10);

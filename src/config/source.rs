@@ -95,15 +95,17 @@ impl<T: Eq + Hash> Unique<T> {
         Self { what, remedy, first: HashMap::new() }
     }
 
-    /// Takes the value, or reports at the field that it is taken.
-    pub(super) fn claim(&mut self, value: T, field: Field<'_>) {
+    /// Takes the value, or reports at the field that it is taken. Tells whether it was free.
+    pub(super) fn claim(&mut self, value: T, field: Field<'_>) -> bool {
         match self.first.entry(value) {
             Entry::Vacant(free) => {
                 free.insert(field.span().start);
+                true
             }
             Entry::Occupied(taken) => {
                 let line = Position::of(field.source().text, *taken.get()).line;
                 field.report(format!("this {} already stands on line {line}; {}", self.what, self.remedy));
+                false
             }
         }
     }

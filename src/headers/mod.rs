@@ -8,6 +8,7 @@ use std::{fmt::Write as _, time::Duration};
 use hyper::{
     HeaderMap,
     header::{self, HeaderName, HeaderValue},
+    http::request::Parts,
 };
 
 pub use self::{
@@ -85,6 +86,14 @@ static ABOUT_THE_UPSTREAM: [HeaderName; 3] = [header::ALT_SVC, header::STRICT_TR
 
 /// Waits longer than this make SDKs do anything from hammering to sleeping for an hour.
 const LONGEST_CLIENT_RETRY: Duration = Duration::from_secs(59);
+
+/// The host that a request is for, with its port where it names one. Both protocols say it once, in places of their own.
+pub fn host(head: &Parts) -> &str {
+    match head.uri.authority() {
+        Some(authority) => authority.as_str(),
+        None => head.headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default(),
+    }
+}
 
 /// Removes what concerns only the one connection. Runs before anything is set, so that nobody can name a header of
 /// ours in `Connection` and have it deleted.

@@ -80,7 +80,7 @@ impl Scanner {
         ControlFlow::Continue(true)
     }
 
-    fn model(&mut self) -> ControlFlow<Option<String>, bool> {
+    fn model(&self) -> ControlFlow<Option<String>, bool> {
         let Some(end) = find(&self.pending, &self.delimiter) else {
             return if self.pending.len() > MAX_NAME_BYTES + self.delimiter.len() {
                 ControlFlow::Break(None)
@@ -141,7 +141,7 @@ mod tests {
             (part("name=\"model\"", "") + end, Some(None)),
             (part("name=\"model\"", &"x".repeat(MAX_NAME_BYTES + 1)) + end, Some(None)),
             (format!("--xyz\r\n{}", "x".repeat(MAX_HEADER_BYTES + 1)), Some(None)),
-            (file.clone(), None),
+            (file, None),
             ("no form at all".to_owned(), None),
             (String::new(), None),
         ] {

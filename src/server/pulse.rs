@@ -229,7 +229,7 @@ mod tests {
             max_streams: 1,
             max_header_size: 1,
             max_headers: 256,
-            max_body_size: 1,
+            model_lookahead: 1,
             handshake_timeout: seconds(1),
             header_timeout: seconds(10),
             idle_timeout: seconds(75),

@@ -187,12 +187,20 @@ fn is_reset(error: &hyper::Error) -> bool {
     cause.is_some_and(socket::is_closed)
 }
 
+impl From<UploadFailure> for SendError {
+    fn from(failure: UploadFailure) -> Self {
+        match failure {
+            UploadFailure::TooLarge(most) => Self::TooLarge(most),
+            UploadFailure::Stalled => Self::UploadStalled,
+            UploadFailure::Malformed => Self::UploadMalformed,
+            UploadFailure::Gone => Self::ClientGone,
+        }
+    }
+}
+
 fn send_error(error: hyper::Error, upload: &Upload, max_head: usize) -> SendError {
     match upload.failure() {
-        Some(UploadFailure::TooLarge(most)) => SendError::TooLarge(most),
-        Some(UploadFailure::Stalled) => SendError::UploadStalled,
-        Some(UploadFailure::Malformed) => SendError::UploadMalformed,
-        Some(UploadFailure::Gone) => SendError::ClientGone,
+        Some(failure) => failure.into(),
         None if error.is_parse_too_large() => SendError::HeadTooLarge(max_head),
         None if error.is_parse() => SendError::NotHttp,
         None => SendError::Exchange(error),

@@ -43,15 +43,21 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "hygiene",
             "keys",
             "limit",
+            "media",
             "meter",
             "metrics",
+            "model",
             "policy",
             "probe",
+            "route",
             "upload",
             "upstream",
         ],
     ),
-    ("error", &["auth", "cors", "dialect", "headers", "hygiene", "limit", "route", "upstream"]),
+    (
+        "error",
+        &["auth", "cors", "dialect", "headers", "hygiene", "limit", "route", "size", "upload", "upstream"],
+    ),
     (
         "exchange",
         &["auth", "cut", "dialect", "error", "headers", "limit", "metrics", "policy", "route", "upstream"],
@@ -65,6 +71,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "headers",
             "keys",
             "limit",
+            "pattern",
             "probe",
             "route",
             "tls",
@@ -74,7 +81,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     // The stages. `auth` and `keys` know the credential, so `forward` asks them which values must not leave.
     ("auth", &["keys"]),
-    ("route", &["upstream"]),
+    ("route", &["media", "path", "pattern", "upstream"]),
+    ("model", &["media"]),
     ("forward", &["auth", "headers", "keys", "route", "upstream"]),
     ("headers", &["limit"]),
     ("limit", &["keys"]),
@@ -84,7 +92,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("body", &["event_body", "meter", "upstream"]),
     ("meter", &["exchange", "upstream"]),
     // The configuration is made of the leaves' own types.
-    ("config", &["cors", "dialect", "headers", "keys", "limit", "uncounted"]),
+    (
+        "config",
+        &["cors", "dialect", "headers", "keys", "limit", "media", "path", "pattern", "size", "uncounted"],
+    ),
     ("tls", &["atomic_file", "config"]),
 ];
 

@@ -28,6 +28,7 @@ mod redis_faults;
 mod redis_reached;
 mod redis_sentinel;
 mod reload;
+mod routing;
 mod script;
 mod secrets;
 mod store;

@@ -3,6 +3,7 @@
 mod connection;
 mod credential;
 mod headers;
+mod matching;
 mod paths;
 mod proxy;
 mod url;
@@ -15,10 +16,11 @@ pub use self::{
     connection::Connection,
     credential::Credential,
     headers::HeaderRules,
+    matching::Match,
     proxy::{Proxy, Proxying},
 };
 use super::{callers::check_name, field::Field, source::Unique, table::TableReader};
-use crate::dialect::Dialect;
+use crate::{dialect::Dialect, media::SizeBounds};
 
 /// `[[upstreams]]`.
 #[derive(Clone, Debug)]
@@ -27,6 +29,13 @@ pub struct Upstream {
     pub name: Arc<str>,
     /// `paths`: prefixes, each `/` or without a slash at its end.
     pub paths: Vec<String>,
+    /// `strip_prefix`: what is taken off a path before the upstream gets it; each of `paths` begins so. Has no slash at
+    /// its end.
+    pub strip_prefix: Option<String>,
+    /// `match`: what else must hold for a request to come here.
+    pub matches: Match,
+    /// `max_body_size` and `max_file_size`. Default: those of `[server]`.
+    pub body_sizes: SizeBounds,
     /// `dialect`; nothing: judged by each request's path.
     pub dialect: Option<Dialect>,
     /// Where its requests can go; at least one.
@@ -55,7 +64,7 @@ pub struct Endpoint {
 }
 
 /// The upstreams, of which there is at least one.
-pub(super) fn upstreams(root: &mut TableReader<'_>) -> Vec<Upstream> {
+pub(super) fn upstreams(root: &mut TableReader<'_>, body_sizes: SizeBounds) -> Vec<Upstream> {
     const NONE: &str = "there is no upstream; write a table [[upstreams]] with `name` and `url = \"https://api.openai.com\"`";
     let Some(field) = root.field("upstreams") else {
         root.report_missing(NONE.to_owned());
@@ -67,21 +76,33 @@ pub(super) fn upstreams(root: &mut TableReader<'_>) -> Vec<Upstream> {
     }
     let mut seen = Seen {
         names: Unique::new("name", "every upstream has its own"),
-        paths: Unique::new("prefix", "a path has one upstream; longer prefixes may branch off"),
+        routes: Unique::new(
+            "prefix",
+            "upstreams that share one differ in `match`, and longer prefixes may branch off",
+        ),
     };
     let alone = tables.len() == 1;
-    tables.into_iter().filter_map(|table| upstream(table, alone, &mut seen)).collect()
+    tables.into_iter().filter_map(|table| upstream(table, alone, body_sizes, &mut seen)).collect()
 }
 
 struct Seen {
     names: Unique<String>,
-    paths: Unique<String>,
+    routes: Unique<paths::Claim>,
 }
 
-fn upstream(mut table: TableReader<'_>, alone: bool, seen: &mut Seen) -> Option<Upstream> {
+fn upstream(
+    mut table: TableReader<'_>,
+    alone: bool,
+    body_sizes: SizeBounds,
+    seen: &mut Seen,
+) -> Option<Upstream> {
     let name = table.require("name", "write `name = \"openai\"`", |field| name(field, &mut seen.names));
     let endpoint = endpoint(&mut table);
-    let paths = paths::paths(&mut table, alone, &mut seen.paths);
+    let place = table.field("match");
+    let matches = place.map_or_else(|| Some(Match::default()), matching::matches);
+    let paths = paths::paths(&mut table, alone, (place, matches.as_ref()), &mut seen.routes);
+    let strip_prefix = table.read("strip_prefix", |field| paths::strip_prefix(field, &paths));
+    let body_sizes = self::body_sizes(&mut table, body_sizes);
     let dialect = table.read("dialect", dialect);
     let header_rules = headers::header_rules(&mut table);
     let urls: Vec<_> = endpoint.iter().map(|endpoint| &endpoint.url).collect();
@@ -95,6 +116,9 @@ fn upstream(mut table: TableReader<'_>, alone: bool, seen: &mut Seen) -> Option<
     Some(Upstream {
         name: name?,
         paths,
+        strip_prefix,
+        matches: matches?,
+        body_sizes,
         dialect,
         endpoints: vec![endpoint?],
         header_rules,
@@ -113,6 +137,14 @@ fn keepalive(field: Field<'_>, idle_timeout: Duration) -> Option<Duration> {
         return field.wrong("no stream is silent for so long; write less than `idle_timeout`".to_owned());
     }
     Some(after)
+}
+
+/// `max_body_size` and `max_file_size`.
+pub(super) fn body_sizes(table: &mut TableReader<'_>, default: SizeBounds) -> SizeBounds {
+    SizeBounds {
+        text: table.read("max_body_size", Field::size_bound).unwrap_or(default.text),
+        file: table.read("max_file_size", Field::size_bound).unwrap_or(default.file),
+    }
 }
 
 fn endpoint(table: &mut TableReader<'_>) -> Option<Endpoint> {

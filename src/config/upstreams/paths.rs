@@ -1,16 +1,34 @@
-//! Which paths go to an upstream: `paths`.
+//! Which paths go to an upstream: `paths`, `strip_prefix`.
 
-use crate::config::{source::Unique, table::TableReader};
+use super::Match;
+use crate::{
+    config::{field::Field, source::Unique, table::TableReader},
+    path,
+    pattern::Pattern,
+};
 
-pub(super) fn paths(table: &mut TableReader<'_>, alone: bool, taken: &mut Unique<String>) -> Vec<String> {
+/// What no two upstreams have in common: a prefix with a host and a model.
+pub(super) type Claim = (String, Option<Pattern>, Option<Pattern>);
+
+/// Each prefix is claimed for what `matches` says; if that is nothing, it was wrong, and nobody knows. Where `alone` or
+/// `match` tells what comes here, that can be every path.
+pub(super) fn paths(
+    table: &mut TableReader<'_>,
+    alone: bool,
+    matches: (Option<Field<'_>>, Option<&Match>),
+    taken: &mut Unique<Claim>,
+) -> Vec<String> {
     let Some(field) = table.field("paths") else {
-        if !alone {
-            table.report_missing(
+        let every = "/".to_owned();
+        match matches {
+            (Some(place), matches) => claim(&every, matches, place, taken),
+            (None, _) if alone => {}
+            (None, _) => table.report_missing(
                 "`paths` is missing; with several upstreams each names its own, such as `paths = [\"/v1\"]`"
                     .to_owned(),
-            );
+            ),
         }
-        return vec!["/".to_owned()];
+        return vec![every];
     };
     let items = field.items().unwrap_or_default();
     if field.is_empty_array() {
@@ -19,11 +37,32 @@ pub(super) fn paths(table: &mut TableReader<'_>, alone: bool, taken: &mut Unique
     let mut prefixes = Vec::new();
     for item in items {
         if let Some(prefix) = item.parsed(prefix) {
-            taken.claim(prefix.clone(), item);
+            claim(&prefix, matches.1, item, taken);
             prefixes.push(prefix);
         }
     }
     prefixes
+}
+
+/// Reports once, however much of it is taken.
+fn claim(prefix: &str, matches: Option<&Match>, place: Field<'_>, taken: &mut Unique<Claim>) {
+    let mut each = matches.into_iter().flat_map(Match::each);
+    let _all_free =
+        each.all(|(host, model)| taken.claim((prefix.to_owned(), host.cloned(), model.cloned()), place));
+}
+
+/// A prefix of all paths, which there is something of.
+pub(super) fn strip_prefix(field: Field<'_>, paths: &[String]) -> Option<String> {
+    let strip = field.parsed(prefix)?;
+    if strip == "/" {
+        return field.wrong(
+            "there is nothing to take off; leave it out, or write one such as \"/openai\"".to_owned(),
+        );
+    }
+    match paths.iter().find(|path| path::below(path, &strip).is_none()) {
+        None => Some(strip),
+        Some(path) => field.wrong(format!("each of `paths` must begin with it, and `{path}` does not")),
+    }
 }
 
 /// A prefix without the slash at its end. It is compared with the path as it was sent, so what could be written in two
