@@ -37,7 +37,7 @@ impl Dialect {
             Self::Anthropic
         } else if path.split('/').any(|part| part.starts_with("v1beta")) || path.contains("enerateContent") {
             Self::Gemini
-        } else if path.starts_with("api/") {
+        } else if has_ollama_call(path) {
             Self::Ollama
         } else {
             Self::Openai
@@ -62,6 +62,18 @@ impl Dialect {
             Self::Ollama => json!({"error": message}),
         }
         .to_string()
+    }
+}
+
+/// Whether `api` is followed by a call of Ollama's. At the start nearly everything is one, but `/api/v1` is where gateways
+/// of the OpenAI kind have theirs.
+fn has_ollama_call(path: &str) -> bool {
+    const CALLS: [&str; 8] = ["chat", "generate", "tags", "embed", "embeddings", "show", "ps", "pull"];
+    match path.strip_prefix("api/") {
+        Some(call) => {
+            !call.strip_prefix('v').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+        }
+        None => path.rsplit_once("/api/").is_some_and(|(_, call)| CALLS.contains(&call)),
     }
 }
 
@@ -188,6 +200,10 @@ mod tests {
             ("/v1/models/gemini-pro:streamGenerateContent", Dialect::Gemini),
             ("/api/chat", Dialect::Ollama),
             ("//api/chat", Dialect::Ollama),
+            ("/api/version", Dialect::Ollama),
+            ("/ollama/api/chat", Dialect::Ollama),
+            ("/api/v1/chat/completions", Dialect::Openai),
+            ("/x/api/v1/chat/completions", Dialect::Openai),
             ("/v1/models", Dialect::Openai),
             ("/", Dialect::Openai),
         ] {

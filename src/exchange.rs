@@ -124,7 +124,8 @@ impl Exchange {
     /// Notes where the request goes.
     pub fn routed(&mut self, route: &Route) {
         self.route = Some(route.target.name.clone());
-        self.dialect = route.target.dialect.unwrap_or(self.dialect);
+        // The path without its prefix tells more than the one that was sent.
+        self.dialect = route.target.dialect.unwrap_or_else(|| Dialect::of_path(&route.path));
     }
 
     /// Notes that the limiter is not asked.

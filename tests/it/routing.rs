@@ -372,3 +372,27 @@ async fn routes_change_with_a_reload() {
     let large = post(&proxy, &client, "/else", "application/json", vec![b' '; 2000]).await;
     assert_eq!(large.0, 413);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn errors_have_the_dialect_of_the_path_below_a_stripped_prefix() {
+    let upstream = Upstream::ok().await;
+    let strip = "paths = [\"/local\"]\nstrip_prefix = \"/local\"\nmax_body_size = \"1KiB\"";
+    let proxy = ProxyBuilder::before(&upstream).upstream(strip).tier("alice", "").start().await;
+    let client = proxy.client();
+    let large = vec![b' '; 2000];
+    for (path, kind) in [
+        ("/local/api/delete", "/error"),
+        ("/local/v1/messages", "/error/type"),
+        ("/local/v1beta/models/g:generateContent", "/error/status"),
+        ("/local/chat/completions", "/error/code"),
+    ] {
+        let (status, body) = post(&proxy, &client, path, "application/json", large.clone()).await;
+        assert!(status == 413 && body.pointer(kind).is_some_and(Value::is_string), "{path}: {status} {body}");
+    }
+    for path in ["/elsewhere/api/chat", "/api/tags"] {
+        let (status, body) = post(&proxy, &client, path, "application/json", Vec::new()).await;
+        assert!(status == 404 && body["error"].is_string(), "{path}: {body}");
+    }
+    let (_, body) = post(&proxy, &client, "/api/v1/chat/completions", "application/json", Vec::new()).await;
+    assert_eq!(body["error"]["code"], "not_found", "{body}");
+}
