@@ -25,9 +25,7 @@ use std::{
 use jiff::Timestamp;
 use toml::de::DeTable;
 
-pub use self::upstreams::{
-    Connection, Credential, Endpoint, HeaderRules, Match, Proxy, Proxying, Upstream,
-};
+pub use self::upstreams::{Connection, Credential, Endpoint, HeaderRules, Match, Proxy, Proxying, Upstream};
 use self::{
     problems::{Problem, Problems},
     source::Source,

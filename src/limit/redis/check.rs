@@ -3,7 +3,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use super::{PROBE_TAG, RedisStore, servers::Node, topology::Topology};
+use super::{PROBE_TAG, RedisStore, probe_tag, servers::Node, topology::Topology};
 use crate::limit::{Limit, fault::FaultKind};
 
 /// Until Redis can be reached.
@@ -44,8 +44,9 @@ impl RedisStore {
     /// Some faults, such as an unwelcome certificate, show only when something is asked.
     async fn try_out(&self) {
         let limits = [Limit::probe()];
-        let mut server = self.0.servers.deciding(PROBE_TAG);
-        match self.within_deadline(PROBE_TAG, &limits, 1, &mut server).await {
+        let tag = probe_tag();
+        let mut server = self.0.servers.deciding(&tag);
+        match self.within_deadline(&tag, &limits, 1, &mut server).await {
             Err(fault) if fault.kind() == FaultKind::NotPermitted => tracing::warn!(
                 %fault,
                 "{server} does not let this user decide; the README has the permissions that it needs"

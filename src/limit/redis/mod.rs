@@ -22,6 +22,7 @@ use std::{
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 use tokio::time::Instant;
+use uuid::Uuid;
 
 use self::{
     dial::Connection,
@@ -41,6 +42,12 @@ use crate::keys::KeyId;
 
 /// A probe is a decision for a key id that nobody can have: it needs the same commands and permissions as a real one.
 const PROBE_TAG: &str = "~probe";
+
+/// A hash tag that no probe had before. Once a script has removed something it may write to a server whose memory is full,
+/// so with the remains of another probe in its log such a server would seem to decide.
+fn probe_tag() -> String {
+    format!("{PROBE_TAG}{:08x}-", Uuid::new_v4().as_fields().0)
+}
 
 /// How often a request may be sent on by the servers of a cluster, and how often it waits for a slot that moves.
 const MOST_DETOURS: u32 = 6;
@@ -249,7 +256,7 @@ impl RedisStore {
         loop {
             tokio::time::sleep(PROBE_INTERVAL).await;
             self.0.servers.refresh();
-            let Some(tag) = self.0.servers.tag_at(server, PROBE_TAG) else {
+            let Some(tag) = self.0.servers.tag_at(server, &probe_tag()) else {
                 break tracing::info!("{server} has no part in the cluster any more");
             };
             server.breaker.renew_epoch();

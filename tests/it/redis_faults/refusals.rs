@@ -1,6 +1,7 @@
 //! A real redis-server that answers with an error, as it does when it is demoted, full, busy or locked.
 
 use redis::{Connection, FromRedisValue};
+use serde_json::Value;
 
 use super::{Place, Places, says};
 use crate::harness::{Redis, patiently};
@@ -47,6 +48,34 @@ async fn a_full_memory() {
         |operator| set(operator, "maxmemory", "0"),
     )
     .await;
+}
+
+/// A script that has removed something may write however full the memory is. So what an earlier trial left, which the next
+/// one would remove, must not make a full server look as if it decided.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_memory_with_the_remains_of_a_trial() {
+    let redis = Redis::start().await;
+    let places = Places::before(&redis).await;
+    let mut operator = redis.connection();
+    let trials: Vec<String> = patiently("the trial after the start", async {
+        loop {
+            let trials: Vec<String> = tell(&mut operator, "KEYS ratelimit:{~probe*");
+            if !trials.is_empty() {
+                break trials;
+            }
+        }
+    })
+    .await;
+    trials.iter().for_each(|trial| drop(tell::<i64>(&mut operator, &format!("PERSIST {trial}"))));
+    set(&mut operator, "maxmemory", "1");
+    places.fall_back("cannot_write").await;
+    for place in &places.0 {
+        let tried = |line: &Value| says(line, "Redis still") || says(line, "Redis decides again");
+        place.proxy.logs.wait_for("a trial", tried).await;
+        assert_eq!(place.told("Redis decides again"), 0, "{}", place.policy);
+    }
+    set(&mut operator, "maxmemory", "0");
+    places.are_exact_again(&redis, 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
