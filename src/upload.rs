@@ -15,8 +15,8 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep};
 
-/// No more of a body than this is kept for sending it again.
-const MOST_KEPT_BYTES: usize = 256 * 1024;
+/// No more of a body than this is kept for sending it again, unless something else is said.
+const MOST_KEPT_BYTES: u64 = 256 * 1024;
 
 /// Why an upload ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -47,7 +47,12 @@ struct Source {
     /// How long the client may be silent in between.
     most_silence: Duration,
     received: u64,
+    /// Nothing follows.
+    ended: bool,
     kept: Kept,
+    most_kept: u64,
+    /// The number of the latest reader. Only that one may read on.
+    reader: u64,
     /// How many of the kept pieces the latest reader has had.
     handed_out: usize,
     begun: bool,
@@ -95,7 +100,10 @@ impl Upload {
             most_bytes: u64::MAX,
             most_silence,
             received: 0,
+            ended: false,
             kept,
+            most_kept: MOST_KEPT_BYTES,
+            reader: 0,
             handed_out: 0,
             begun: false,
             silence,
@@ -132,9 +140,25 @@ impl Upload {
         Ok(None)
     }
 
-    /// The body from its first byte on.
+    /// The body from its first byte on. Whoever has it from before gets no more of it.
     pub fn body(&self) -> UploadBody {
-        UploadBody { upload: self.clone(), position: 0 }
+        let mut source = self.source();
+        source.reader += 1;
+        source.handed_out = 0;
+        // To send it again is progress, however long the last attempt has waited.
+        source.last_progress = Instant::now();
+        UploadBody { upload: self.clone(), reader: source.reader, position: 0 }
+    }
+
+    /// Keeps so many bytes, and none of a longer body.
+    pub fn keep_at_most(&self, bytes: u64) {
+        self.source().most_kept = bytes;
+    }
+
+    /// Whether the latest reader has had all of it.
+    pub fn is_sent(&self) -> bool {
+        let source = self.source();
+        source.handed_out >= source.kept.pieces().len() && (source.ended || source.incoming.is_end_stream())
     }
 
     /// What went wrong on the client's side, if anything did.
@@ -161,11 +185,14 @@ impl Upload {
 
     /// Lets go of what was kept for another try.
     pub fn forget(&self) {
+        self.source().forget();
+    }
+
+    /// Keeps nothing for another try after the next one.
+    pub fn keep_for_one_more(&self) {
         let mut source = self.source();
-        source.kept = match std::mem::replace(&mut source.kept, Kept::No) {
-            Kept::All(pieces) | Kept::Rest(pieces) if source.handed_out < pieces.len() => Kept::Rest(pieces),
-            _ => Kept::No,
-        };
+        source.handed_out = 0;
+        source.forget();
     }
 
     /// Reads and drops what the client still sends, so that it gets to read an early answer instead of a reset.
@@ -197,6 +224,13 @@ impl Source {
         Poll::Ready(Some(Err(failure)))
     }
 
+    fn forget(&mut self) {
+        self.kept = match std::mem::replace(&mut self.kept, Kept::No) {
+            Kept::All(pieces) | Kept::Rest(pieces) if self.handed_out < pieces.len() => Kept::Rest(pieces),
+            _ => Kept::No,
+        };
+    }
+
     /// The number of bytes that came; nothing at the end, whichever way it came.
     fn poll_discard(&mut self, cx: &mut Context<'_>) -> Poll<Option<u64>> {
         let frame = ready!(Pin::new(&mut self.incoming).poll_frame(cx));
@@ -208,8 +242,11 @@ impl Source {
     fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, UploadFailure>>> {
         let piece = ready!(self.poll_incoming(cx));
         if let Some(Ok(piece)) = &piece {
+            let rest = self.incoming.size_hint().lower();
             match &mut self.kept {
-                Kept::All(pieces) if self.received <= MOST_KEPT_BYTES as u64 => pieces.push(piece.clone()),
+                Kept::All(pieces) if self.received.saturating_add(rest) <= self.most_kept => {
+                    pieces.push(piece.clone());
+                }
                 _ => self.kept = Kept::No,
             }
         }
@@ -239,7 +276,10 @@ impl Source {
         };
         self.silence = None;
         self.last_progress = Instant::now();
-        let Some(piece) = piece else { return Poll::Ready(None) };
+        let Some(piece) = piece else {
+            self.ended = true;
+            return Poll::Ready(None);
+        };
         self.received += piece.len() as u64;
         if self.received > self.most_bytes {
             return self.fail(UploadFailure::TooLarge(self.most_bytes));
@@ -268,6 +308,7 @@ fn broken(error: &hyper::Error) -> UploadFailure {
 #[derive(Debug)]
 pub struct UploadBody {
     upload: Upload,
+    reader: u64,
     /// How many of the kept pieces have been sent.
     position: usize,
 }
@@ -282,8 +323,15 @@ impl Body for UploadBody {
     ) -> Poll<Option<Result<Frame<Bytes>, UploadFailure>>> {
         let this = &mut *self;
         let mut source = this.upload.source();
+        if source.reader != this.reader {
+            // A connection that is given up must neither take a piece nor be woken for one in the other's place.
+            return Poll::Ready(Some(Err(UploadFailure::Gone)));
+        }
         let piece = match source.kept.piece(this.position) {
-            Some(piece) => Some(Ok(piece)),
+            Some(piece) => {
+                source.last_progress = Instant::now();
+                Some(Ok(piece))
+            }
             None => ready!(source.poll_piece(cx)),
         };
         this.position += 1;
