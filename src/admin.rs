@@ -15,12 +15,14 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::{Semaphore, watch},
+    time::Instant,
 };
 
 use crate::{
     limit::{redis::Deployment, replicas::Replicas},
     metrics::Metrics,
     server::Phase,
+    upstream::EndpointStates,
 };
 
 /// Probes and scrapers at a time.
@@ -34,6 +36,8 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct Admin {
     /// For `/metrics`.
     pub metrics: Arc<Metrics>,
+    /// How the endpoints of upstreams fare.
+    pub endpoints: EndpointStates,
     /// The limiter's store, where it is not this process.
     pub store: Option<Arc<Deployment>>,
     /// How many processes share the limits.
@@ -97,6 +101,7 @@ impl Admin {
         let store_up = self.store.as_ref().is_none_or(|store| store.is_up());
         self.metrics.store_up.set(store_up.into());
         self.metrics.replicas.set(self.replicas.count().get().into());
+        self.metrics.endpoints(self.endpoints.available(Instant::now()));
         let mut response = text(StatusCode::OK, self.metrics.exposition());
         let media_type =
             HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");

@@ -16,7 +16,7 @@ use crate::{
     metrics::{Counted, Metrics, Name, RequestLabels},
     policy::Tier,
     route::{Destination, Route},
-    upstream::AnswerError,
+    upstream::{AnswerError, Attempts},
 };
 
 /// The outcome of a request whose client did not wait for its answer.
@@ -59,6 +59,8 @@ pub struct Exchange {
     pub statuses: Vec<Status>,
     /// Where the upstream gave it one.
     upstream_request_id: Option<HeaderValue>,
+    /// Where it was sent.
+    pub attempts: Attempts,
     tier: Option<Arc<str>>,
     route: Option<Arc<str>>,
     method: Method,
@@ -95,6 +97,7 @@ impl Exchange {
             principal: None,
             statuses: Vec::new(),
             upstream_request_id: None,
+            attempts: Attempts::default(),
             tier: None,
             route: None,
             method,
@@ -255,6 +258,9 @@ impl Exchange {
             key = self.key(),
             tier = self.tier.as_deref(),
             route = self.route.as_deref(),
+            fallback = self.attempts.fallback.as_deref(),
+            endpoint = self.attempts.endpoint.as_deref(),
+            attempts = self.attempts.count,
             method = %self.method,
             path = self.path,
             upstream_request_id = self.upstream_request_id.as_ref().and_then(|id| id.to_str().ok()),

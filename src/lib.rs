@@ -14,7 +14,7 @@
 //!     limit      all limits of the key at once                            (memory, or one script in Redis; 429)
 //!     model      where the choice depends on it: named in URL or body     (pure; 404, 400)
 //!     forward    the head as the upstream gets it, credentials swapped    (pure)
-//!     upstream   send over a pooled connection, wait for the head         (502, 504)
+//!     upstream   choose an endpoint, send, wait for the head, or try again (502, 504)
 //!     headers    what the limits say, into the answer's head              (pure)
 //!     meter      the body passes; its exchange ends with the last byte
 //! ```

@@ -30,6 +30,8 @@ pub struct Metrics {
     pub store_up: Gauge,
     /// How many processes share the limits, as far as is known.
     pub replicas: Gauge,
+    upstream_attempts: Family<AttemptLabels, Counter>,
+    endpoints_available: Family<EndpointLabels, Gauge>,
 }
 
 /// Labels that are known before anything happens. Their series stand at zero from the start, for an alert on a series that
@@ -93,6 +95,30 @@ struct PolicyLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct AttemptLabels {
+    upstream: Name,
+    endpoint: Name,
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct EndpointLabels {
+    upstream: Name,
+    endpoint: Name,
+}
+
+/// One series of a counter, for those who count often.
+#[derive(Clone, Debug)]
+pub struct Tally(Counter);
+
+impl Tally {
+    /// Counts one more.
+    pub fn inc(&self) {
+        self.0.inc();
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ReasonLabels {
     reason: &'static str,
 }
@@ -121,9 +147,12 @@ impl Metrics {
             connections_expired: Family::default(),
             store_up: Gauge::default(),
             replicas: Gauge::default(),
+            upstream_attempts: Family::default(),
+            endpoints_available: Family::default(),
             registry: Registry::default(),
         };
         metrics.register(&mut registry);
+        metrics.register_upstreams(&mut registry);
         metrics.store_up.set(1);
         metrics.begin_at_zero(known);
         Self { registry, ..metrics }
@@ -208,6 +237,19 @@ impl Metrics {
         );
     }
 
+    fn register_upstreams(&self, registry: &mut Registry) {
+        registry.register(
+            "upstream_attempts",
+            "Attempts to have a request answered, by endpoint and what became of them",
+            self.upstream_attempts.clone(),
+        );
+        registry.register(
+            "upstream_endpoint_available",
+            "Whether an endpoint is not left out: 1 or 0",
+            self.endpoints_available.clone(),
+        );
+    }
+
     /// Counts a request that has ended.
     pub fn request_ended(&self, labels: RequestLabels) {
         let key = if self.key_labels { labels.key } else { Name::default() };
@@ -241,6 +283,22 @@ impl Metrics {
     pub fn over_unenforced_limit(&self, tier: &str, limit: &str) {
         let labels = LimitLabels { tier: tier.to_owned(), limit: limit.to_owned() };
         self.over_unenforced_limit.get_or_create(&labels).inc();
+    }
+
+    /// The series that counts attempts at an endpoint with this outcome. It stands at zero from now on.
+    pub fn attempts(&self, upstream: &Arc<str>, endpoint: &Arc<str>, outcome: &'static str) -> Tally {
+        let [upstream, endpoint] = [upstream, endpoint].map(|name| Name(Some(name.clone())));
+        let labels = AttemptLabels { upstream, endpoint, outcome };
+        Tally(self.upstream_attempts.get_or_create(&labels).clone())
+    }
+
+    /// Notes which endpoints there are, and whether each is available, by the names of its upstream and its own.
+    pub fn endpoints(&self, endpoints: Vec<(Arc<str>, Arc<str>, bool)>) {
+        self.endpoints_available.clear();
+        for (upstream, endpoint, available) in endpoints {
+            let labels = EndpointLabels { upstream: Name(Some(upstream)), endpoint: Name(Some(endpoint)) };
+            self.endpoints_available.get_or_create(&labels).set(available.into());
+        }
     }
 
     /// Counts a connection that did not come about.

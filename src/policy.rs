@@ -14,7 +14,7 @@ use crate::{
     route::{RouteTable, Rule},
     tls::TlsError,
     uncounted::Uncounted,
-    upstream::Target,
+    upstream::{EndpointStates, Target},
 };
 
 /// What requests are judged by. A request loads it once, so that a change never splits one.
@@ -45,14 +45,16 @@ pub struct Tier {
 }
 
 impl Policy {
-    /// Compiles the configuration. Reads the certificates that upstreams are trusted by.
-    pub fn compile(config: &Config) -> Result<Self, TlsError> {
+    /// Compiles the configuration. Reads the certificates that upstreams are trusted by. What is known of endpoints that
+    /// stay as they are stays known.
+    pub fn compile(config: &Config, endpoints: &EndpointStates) -> Result<Self, TlsError> {
         let mut tiers: Vec<Tier> =
             config.tiers.iter().map(|tier| Tier::new(tier.name.clone(), tier.limits.clone())).collect();
         let keys = config.keys.iter().map(|key| compile_key(key, &mut tiers)).collect();
         let mut routes = Vec::new();
-        for upstream in &config.upstreams {
-            let target = Arc::new(Target::new(upstream)?);
+        let mut targets = vec![None; config.upstreams.len()];
+        for (index, upstream) in config.upstreams.iter().enumerate() {
+            let target = compile_target(&config.upstreams, index, &mut targets, endpoints)?;
             let rules = upstream.paths.iter().map(|prefix| compile_rules(upstream, prefix, &target));
             routes.extend(rules.flatten());
         }
@@ -90,6 +92,25 @@ fn compile_rules(upstream: &config::Upstream, prefix: &str, target: &Arc<Target>
         sizes: upstream.body_sizes,
     };
     upstream.matches.each().map(rule).collect()
+}
+
+/// The upstream's target, made after that of its fallback, which is shared by all that fall back on it. The configuration
+/// has no circles of them.
+fn compile_target(
+    upstreams: &[config::Upstream],
+    index: usize,
+    made: &mut [Option<Arc<Target>>],
+    endpoints: &EndpointStates,
+) -> Result<Arc<Target>, TlsError> {
+    if let Some(target) = &made[index] {
+        return Ok(target.clone());
+    }
+    let upstream = &upstreams[index];
+    let fallback =
+        upstream.fallback.map(|index| compile_target(upstreams, index, made, endpoints)).transpose()?;
+    let target = Arc::new(Target::new(upstream, fallback, endpoints)?);
+    made[index] = Some(target.clone());
+    Ok(target)
 }
 
 /// A key with limits of its own gets a tier of its own, under the name of the one that it overrides.

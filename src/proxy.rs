@@ -46,7 +46,7 @@ use crate::{
     probe,
     route::{Choice, Destination, Route},
     upload::Upload,
-    upstream::{AnswerBody, Upstreams},
+    upstream::{AnswerBody, EndpointStates, Upstreams},
 };
 
 /// An early answer waits for so much of the body, so that its client reads it instead of a reset.
@@ -67,6 +67,8 @@ pub struct Shared {
     pub metrics: Arc<Metrics>,
     /// What a client may cost.
     pub bounds: Bounds,
+    /// How the endpoints of upstreams fare, whichever policy names them.
+    pub endpoints: EndpointStates,
 }
 
 /// One worker's proxy: what it has for itself, and what it shares.
@@ -194,7 +196,7 @@ impl Proxy {
         }
         let Exchange { request_id, client, .. } = &*exchange;
         forward::outgoing(&mut head, &route, &policy.keys, request_id, *client, nothing_follows);
-        let mut answer = self.upstreams.send(&route.target, head, upload).await?;
+        let mut answer = self.upstreams.send(&route.target, head, upload, &mut exchange.attempts).await?;
         exchange.named_by_upstream(answer.headers());
         forward::incoming(answer.headers_mut(), &route.target);
         let answer = speak_between_events(answer, exchange, route.target.keepalive);

@@ -36,7 +36,7 @@ pub fn publish(
     shared: &Shared,
     tls: &SharedTls,
 ) -> Result<Vec<&'static str>, ReloadError> {
-    let policy = Policy::compile(new)?;
+    let policy = Policy::compile(new, &shared.endpoints)?;
     let (certificate, _) = tls::server_config(&new.server.tls)?;
     shared.policy.store(Arc::new(policy));
     tls.store(certificate);

@@ -25,7 +25,9 @@ use std::{
 use jiff::Timestamp;
 use toml::de::DeTable;
 
-pub use self::upstreams::{Connection, Credential, Endpoint, HeaderRules, Match, Proxy, Proxying, Upstream};
+pub use self::upstreams::{
+    Connection, Credential, Endpoint, HeaderRules, Match, Proxy, Proxying, Retry, RetryOn, Upstream,
+};
 use self::{
     problems::{Problem, Problems},
     source::Source,
@@ -504,7 +506,7 @@ mod tests {
     #[test]
     fn upstreams_are_complete() {
         let config = parse_file(&Path::new(FIXTURES).join("valid/everything.toml")).1.unwrap();
-        let [openai, local, beta, eu] = &config.upstreams[..] else { panic!("four upstreams") };
+        let [openai, local, beta, eu, ..] = &config.upstreams[..] else { panic!("four upstreams") };
         assert_eq!(openai.paths, ["/v1", "/openai"]);
         assert_eq!(openai.body_sizes, SizeBounds { text: UNBOUNDED, file: 2 << 30 });
         assert_eq!(local.body_sizes, config.server.body_sizes);
@@ -534,6 +536,46 @@ mod tests {
         assert_eq!(local.endpoints[0].credential.as_ref().unwrap().value, "sk-PLANTED-file");
         assert_eq!((local.endpoints[0].url.path(), beta.endpoints[0].url.host()), ("/base", Some("backend")));
         assert!(openai.connection.ca_file.as_ref().unwrap().ends_with("valid/../ca.pem"));
+    }
+
+    #[test]
+    fn several_endpoints_and_a_fallback_are_read() {
+        let config = parse_file(&Path::new(FIXTURES).join("valid/everything.toml")).1.unwrap();
+        let [.., several, spare] = &config.upstreams[..] else { panic!("two upstreams") };
+        let endpoint = |endpoint: &Endpoint| {
+            let credential = endpoint.credential.as_ref().unwrap();
+            (endpoint.name.to_string(), endpoint.weight.get(), credential.value.to_str().unwrap().to_owned())
+        };
+        assert_eq!(
+            several.endpoints.iter().map(endpoint).collect::<Vec<_>>(),
+            [
+                ("one.example.com".to_owned(), 1, "PLANTED-several".to_owned()),
+                ("two".to_owned(), 3, "Bearer PLANTED-two".to_owned()),
+                ("one.example.com#2".to_owned(), 1, "PLANTED-several".to_owned()),
+            ]
+        );
+        let retry = several.retry.as_ref().unwrap();
+        assert_eq!((retry.attempts.get(), retry.on.len(), retry.max_body), (3, 5, 64 << 10));
+        assert_eq!(retry.within, Duration::from_secs(2));
+        assert_eq!(several.fallback, Some(config.upstreams.len() - 1));
+        assert!(spare.stands_in && spare.paths.is_empty() && spare.retry.is_none());
+    }
+
+    #[test]
+    fn a_choice_is_made_use_of_unless_something_else_is_said() {
+        let read = |lines: &str| {
+            let text = format!("upstreams = [{lines}]");
+            parse(&text, Path::new("proxy.toml"), &|_| None)
+                .unwrap_or_else(|problems| panic!("{problems}"))
+                .upstreams
+        };
+        assert_eq!(read(r#"{ name = "a", url = "http://b" }"#)[0].retry, None);
+        let several = read(r#"{ name = "a", endpoints = [{ url = "http://b" }, { url = "http://c" }] }"#);
+        assert_eq!(several[0].retry, Some(Retry::default()));
+        let spared =
+            read(r#"{ name = "a", url = "http://b", fallback = "c" }, { name = "c", url = "http://d" }"#);
+        assert_eq!((&spared[0].retry, spared[0].fallback), (&Some(Retry::default()), Some(1)));
+        assert_eq!((&spared[0].paths[..], &spared[1].paths[..]), (&["/".to_owned()][..], &[][..]));
     }
 
     #[test]

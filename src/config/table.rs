@@ -32,6 +32,11 @@ impl<'a> TableReader<'a> {
         self.find(key)
     }
 
+    /// The same, before its turn: it is asked for again.
+    pub(super) fn glance(&self, key: &'static str) -> Option<Field<'a>> {
+        self.find(key)
+    }
+
     /// The value under the key. Nothing if it isn't there, or is wrong and reported.
     pub(super) fn read<T>(
         &mut self,
@@ -74,6 +79,11 @@ impl<'a> TableReader<'a> {
             field.report_key(format!("`{key}` is {why}"));
         }
         field.is_some()
+    }
+
+    /// Where the table stands.
+    pub(super) fn header(&self) -> Range<usize> {
+        self.header.clone()
     }
 
     /// All fields, in the order of the file, where the keys are names that the file chooses.

@@ -35,7 +35,7 @@ use crate::{
     reload::{self, ReloadError},
     server::{self, Admission, Phase, Server},
     tls::{self, Certificate, TlsError},
-    upstream::Upstreams,
+    upstream::{EndpointStates, Upstreams},
 };
 
 /// A certificate that ends within this is warned about.
@@ -121,6 +121,7 @@ pub fn run(
         control.spawn(
             Admin {
                 metrics: shared.metrics.clone(),
+                endpoints: shared.endpoints.clone(),
                 store,
                 replicas: replicas.clone(),
                 phase: phase.subscribe(),
@@ -148,15 +149,16 @@ pub fn run(
 
 /// What all workers share.
 fn shared(config: &Config) -> Result<Arc<Shared>, TlsError> {
-    let policy = ArcSwap::from_pointee(Policy::compile(config)?);
+    let key_labels = config.admin.as_ref().is_some_and(|admin| admin.key_labels);
+    let metrics = Arc::new(Metrics::new(key_labels, &known_labels()));
+    let endpoints = EndpointStates::new(metrics.clone());
+    let policy = ArcSwap::from_pointee(Policy::compile(config, &endpoints)?);
     if config.keys.is_empty() {
         tracing::warn!(
             "no [[keys]] are configured, so everybody is answered 401; `tollgate key new` makes one"
         );
     }
-    let key_labels = config.admin.as_ref().is_some_and(|admin| admin.key_labels);
-    let metrics = Arc::new(Metrics::new(key_labels, &known_labels()));
-    Ok(Arc::new(Shared { policy, metrics, bounds: config.server.bounds.clone() }))
+    Ok(Arc::new(Shared { policy, metrics, bounds: config.server.bounds.clone(), endpoints }))
 }
 
 /// Reloads when it is told to, waits for the wish to end, lets the workers drain, and cuts them short when time or

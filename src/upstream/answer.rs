@@ -11,7 +11,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep};
 
-use super::{pool::Lease, with_causes};
+use super::{pool::Lease, state::InFlight, with_causes};
 
 /// The body of an answer: passed on as it comes, bounded in silence. At its end the connection goes back to the pool;
 /// dropped before, it is closed, which tells the upstream to stop.
@@ -22,6 +22,7 @@ pub struct AnswerBody {
     most_silence: Duration,
     silence: Option<Pin<Box<Sleep>>>,
     deadline: Option<Instant>,
+    in_flight: Option<InFlight>,
 }
 
 /// Why an answer broke off.
@@ -46,9 +47,15 @@ pub enum AnswerError {
 
 impl AnswerBody {
     pub(super) fn new(body: Incoming, lease: Lease, most_silence: Duration) -> Self {
-        let mut this = Self { body, lease: Some(lease), most_silence, silence: None, deadline: None };
+        let (silence, deadline, in_flight) = (None, None, None);
+        let mut this = Self { body, lease: Some(lease), most_silence, silence, deadline, in_flight };
         this.release_at_end();
         this
+    }
+
+    /// Counts as a request of its endpoint until it has passed.
+    pub(super) fn count_as(&mut self, in_flight: Option<InFlight>) {
+        self.in_flight = in_flight;
     }
 
     /// Breaks it off at this instant, whatever passes then.

@@ -1,6 +1,7 @@
 //! Where the requests of an upstream go.
 
 use std::{
+    num::NonZeroU32,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -14,9 +15,12 @@ use hyper::{
     http::{request::Parts, uri::PathAndQuery},
 };
 
-use super::connect::Origin;
+use super::{
+    connect::Origin,
+    state::{EndpointState, EndpointStates},
+};
 use crate::{
-    config::{self, Credential, HeaderRules},
+    config::{self, Credential, HeaderRules, Retry},
     dialect::Dialect,
     path,
     tls::TlsError,
@@ -36,20 +40,21 @@ pub struct Target {
     pub header_rules: HeaderRules,
     /// After so much silence its event streams are kept alive, where that is wanted.
     pub keepalive: Option<Duration>,
-    /// Where its requests can go.
-    pub(super) endpoint: Endpoint,
-    pub(super) timeouts: Timeouts,
-    /// Whether a head was warned about.
-    warned: Arc<AtomicBool>,
+    /// Where its requests can go; at least one.
+    pub(super) endpoints: Vec<Endpoint>,
+    /// What is tried again.
+    pub(super) retry: Option<Retry>,
+    /// What is tried when nothing is left to try here. Its header rules are the same.
+    pub(super) fallback: Option<Arc<Self>>,
+    /// How long a request may take, wherever it is tried.
+    pub(super) total_timeout: Option<Duration>,
 }
 
-/// How long an upstream may take.
+/// How long an upstream may be silent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timeouts {
     pub(super) first_byte: Duration,
     pub(super) idle: Duration,
-    /// For the whole exchange, where it has an end.
-    pub(super) total: Option<Duration>,
 }
 
 /// One place that serves an upstream's requests.
@@ -57,6 +62,11 @@ pub(super) struct Timeouts {
 pub(super) struct Endpoint {
     /// Tells its connections from those of every other endpoint, a changed one of the same name included.
     pub(super) id: u64,
+    pub(super) weight: NonZeroU32,
+    pub(super) timeouts: Timeouts,
+    pub(super) state: Arc<EndpointState>,
+    /// Whether a head was warned about.
+    warned: Arc<AtomicBool>,
     /// What `Host` says.
     host: HeaderValue,
     /// Goes before every path; empty, or `/…` without a slash at its end.
@@ -68,28 +78,86 @@ pub(super) struct Endpoint {
 
 impl Target {
     /// The target of a configured upstream. Reads the certificates that it is trusted by.
-    pub fn new(upstream: &config::Upstream) -> Result<Self, TlsError> {
-        let endpoint = upstream.endpoints.first().expect("the configuration has at least one");
-        let of_upstream =
-            |source| TlsError::Upstream { name: upstream.name.clone(), source: Box::new(source) };
+    pub fn new(
+        upstream: &config::Upstream,
+        fallback: Option<Arc<Self>>,
+        states: &EndpointStates,
+    ) -> Result<Self, TlsError> {
+        let has_others = upstream.endpoints.len() > 1 || fallback.is_some() || upstream.stands_in;
+        let timeouts = Timeouts { first_byte: upstream.first_byte_timeout, idle: upstream.idle_timeout };
+        let endpoint = |endpoint: &config::Endpoint| {
+            let state = states.of(&upstream.name, endpoint, has_others);
+            Endpoint::new(endpoint, &upstream.connection, timeouts, state).map_err(|source| {
+                TlsError::Upstream { name: upstream.name.clone(), source: Box::new(source) }
+            })
+        };
         Ok(Self {
             name: upstream.name.clone(),
             dialect: upstream.dialect,
             header_rules: upstream.header_rules.clone(),
-            endpoint: Endpoint::new(endpoint, &upstream.connection).map_err(of_upstream)?,
             keepalive: upstream.keepalive,
-            timeouts: Timeouts {
-                first_byte: upstream.first_byte_timeout,
-                idle: upstream.idle_timeout,
-                total: upstream.total_timeout,
-            },
-            warned: Arc::default(),
+            endpoints: upstream.endpoints.iter().map(endpoint).collect::<Result<_, _>>()?,
+            retry: upstream.retry.clone(),
+            fallback,
+            total_timeout: upstream.total_timeout,
         })
     }
 
-    /// Whether Tollgate shows a credential of its own there, so that the client's must not pass.
+    /// How many attempts are made at its endpoints.
+    pub(super) fn attempts(&self) -> u32 {
+        self.retry.as_ref().map_or(1, |retry| retry.attempts.get())
+    }
+
+    /// Whether Tollgate shows a credential of its own there, so that the client's must not pass. If so, at all of its
+    /// endpoints, and at those of its fallback.
     pub fn has_credential(&self) -> bool {
-        self.endpoint.credential.is_some()
+        self.endpoints.iter().any(|endpoint| endpoint.credential.is_some())
+    }
+
+    /// A target that nobody connects to.
+    #[cfg(test)]
+    pub(crate) fn for_test(name: &str, credential: Option<Credential>) -> Self {
+        let upstream =
+            for_test::upstream(name, vec![for_test::endpoint("http://up.example:8080", credential)]);
+        Self::new(&upstream, None, &for_test::states()).expect("plain HTTP needs no certificates")
+    }
+
+    /// A target of several endpoints that nobody connects to.
+    #[cfg(test)]
+    pub(super) fn of_many_for_test(endpoints: usize, fallback: Option<Arc<Self>>) -> Self {
+        let endpoint = |n: usize| config::Endpoint {
+            name: n.to_string().into(),
+            ..for_test::endpoint("http://up.example", None)
+        };
+        let endpoints = (0..endpoints).map(endpoint).collect();
+        let mut upstream = for_test::upstream("up", endpoints);
+        upstream.stands_in = true;
+        upstream.retry = (upstream.endpoints.len() > 1 || fallback.is_some()).then(Retry::default);
+        Self::new(&upstream, fallback, &for_test::states()).expect("plain HTTP needs no certificates")
+    }
+}
+
+impl Endpoint {
+    fn new(
+        endpoint: &config::Endpoint,
+        connection: &config::Connection,
+        timeouts: Timeouts,
+        state: Arc<EndpointState>,
+    ) -> Result<Self, TlsError> {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+        let url = &endpoint.url;
+        let authority = url.authority().map_or("", |authority| authority.as_str());
+        Ok(Self {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            weight: endpoint.weight,
+            timeouts,
+            state,
+            warned: Arc::default(),
+            host: HeaderValue::from_str(authority).expect("an authority is visible ASCII"),
+            base_path: url.path().trim_end_matches('/').to_owned(),
+            credential: endpoint.credential.clone(),
+            origin: Origin::new(url, connection)?,
+        })
     }
 
     /// Warns of an answer whose head some clients do not read; once, for the next ones will be no smaller.
@@ -97,43 +165,11 @@ impl Target {
         let bytes: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
         if bytes > READ_BY_ALL_CLIENTS && !self.warned.swap(true, Ordering::Relaxed) {
             tracing::warn!(
-                upstream = %self.name,
+                upstream = %self.state.upstream(),
                 bytes,
                 "the head of an answer is so large that clients on Node refuse it; `hide` leaves fields out"
             );
         }
-    }
-
-    /// A target that nobody connects to.
-    #[cfg(test)]
-    pub(crate) fn for_test(name: &str, credential: Option<Credential>) -> Self {
-        let minute = Duration::from_secs(60);
-        let connection = config::Connection::default();
-        let endpoint = config::Endpoint { url: Uri::from_static("http://up.example:8080"), credential };
-        Self {
-            name: name.into(),
-            dialect: None,
-            header_rules: HeaderRules::default(),
-            endpoint: Endpoint::new(&endpoint, &connection).expect("plain HTTP needs no certificates"),
-            keepalive: None,
-            timeouts: Timeouts { first_byte: minute, idle: minute, total: None },
-            warned: Arc::default(),
-        }
-    }
-}
-
-impl Endpoint {
-    fn new(endpoint: &config::Endpoint, connection: &config::Connection) -> Result<Self, TlsError> {
-        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
-        let url = &endpoint.url;
-        let authority = url.authority().map_or("", |authority| authority.as_str());
-        Ok(Self {
-            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            host: HeaderValue::from_str(authority).expect("an authority is visible ASCII"),
-            base_path: url.path().trim_end_matches('/').to_owned(),
-            credential: endpoint.credential.clone(),
-            origin: Origin::new(url, connection)?,
-        })
     }
 
     /// Makes a head, which is ready but for where it goes, one for this endpoint: host, base path, credential.
@@ -163,6 +199,51 @@ fn join(base: &str, uri: &Uri) -> Option<Uri> {
     Some(Uri::from(whole.expect("parts of valid URIs make a valid URI")))
 }
 
+/// Parts of a configuration.
+#[cfg(test)]
+mod for_test {
+    use super::*;
+    use crate::{
+        media::{SizeBounds, UNBOUNDED},
+        metrics::Metrics,
+    };
+
+    pub(super) fn states() -> EndpointStates {
+        EndpointStates::new(Arc::new(Metrics::new(false, &Default::default())))
+    }
+
+    pub(super) fn endpoint(url: &'static str, credential: Option<Credential>) -> config::Endpoint {
+        config::Endpoint {
+            name: "one".into(),
+            url: Uri::from_static(url),
+            credential,
+            weight: NonZeroU32::MIN,
+        }
+    }
+
+    pub(super) fn upstream(name: &str, endpoints: Vec<config::Endpoint>) -> config::Upstream {
+        let minute = Duration::from_secs(60);
+        config::Upstream {
+            name: name.into(),
+            paths: Vec::new(),
+            strip_prefix: None,
+            matches: config::Match::default(),
+            body_sizes: SizeBounds { text: UNBOUNDED, file: UNBOUNDED },
+            dialect: None,
+            endpoints,
+            header_rules: HeaderRules::default(),
+            retry: None,
+            fallback: None,
+            stands_in: false,
+            connection: config::Connection::default(),
+            first_byte_timeout: minute,
+            idle_timeout: minute,
+            total_timeout: None,
+            keepalive: None,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use hyper::{Request, header::HeaderName};
@@ -174,10 +255,10 @@ mod tests {
             header: HeaderName::from_static("x-api-key"),
             value: HeaderValue::from_static("theirs"),
         };
-        let connection = config::Connection::default();
-        let endpoint = config::Endpoint { url: Uri::from_static(url), credential: Some(credential) };
+        let upstream = for_test::upstream("up", vec![for_test::endpoint(url, Some(credential))]);
+        let target = Target::new(&upstream, None, &for_test::states()).unwrap();
         let mut head = Request::get(uri).header("host", "localhost:8443").body(()).unwrap().into_parts().0;
-        Endpoint::new(&endpoint, &connection).unwrap().address(&mut head);
+        target.endpoints[0].address(&mut head);
         head
     }
 

@@ -4,13 +4,19 @@
 //! where it is asked for.
 
 mod answer;
+mod attempts;
+mod balance;
 mod connect;
+mod course;
 mod dial;
 mod endpoint;
+mod health;
 mod http2;
 mod pool;
 mod proxy;
+mod retry_after;
 mod socket;
+mod state;
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,9 +25,11 @@ use tokio::time::Instant;
 
 pub use self::{
     answer::{AnswerBody, AnswerError},
+    attempts::Attempts,
     connect::ConnectError,
     endpoint::Target,
     proxy::ProxyError,
+    state::EndpointStates,
 };
 use self::{
     endpoint::Endpoint,
@@ -72,6 +80,13 @@ pub enum SendError {
     ClientGone,
 }
 
+/// An endpoint gave no answer.
+struct Failed {
+    error: SendError,
+    /// It had begun to say something.
+    heard: bool,
+}
+
 /// The connections of one worker to all upstreams.
 #[derive(Clone, Debug, Default)]
 pub struct Upstreams {
@@ -79,58 +94,48 @@ pub struct Upstreams {
 }
 
 impl Upstreams {
-    /// Sends a request, whose head is ready but for where it goes, and waits for the head of the answer.
+    /// Sends a request to an endpoint and waits for the head of the answer.
     ///
     /// A pooled connection may have been closed by the other side in the moment of its use, and a shared one may be told
     /// that it takes no more. If so, before any byte of an answer, the request is sent once more over another one.
-    pub async fn send(
+    async fn send_to(
         &self,
-        target: &Target,
+        endpoint: &Endpoint,
         mut head: Parts,
         upload: &Upload,
-    ) -> Result<Response<AnswerBody>, SendError> {
-        target.endpoint.address(&mut head);
-        let deadline = target.timeouts.total.map(|total| Instant::now() + total);
-        let answer = match deadline {
-            None => self.answer(target, head, upload).await?,
-            Some(deadline) => tokio::time::timeout_at(deadline, self.answer(target, head, upload))
-                .await
-                .map_err(|_elapsed| SendError::TotalTimeout)??,
-        };
-        Ok(answer.map(|body| body.until(deadline)))
-    }
-
-    /// The answer from a pooled connection, or else from a fresh one.
-    async fn answer(
-        &self,
-        target: &Target,
-        head: Parts,
-        upload: &Upload,
-    ) -> Result<Response<AnswerBody>, SendError> {
-        let endpoint = &target.endpoint;
+        is_last: bool,
+    ) -> Result<Response<AnswerBody>, Failed> {
+        endpoint.address(&mut head);
         let pooled = self.pool.take(endpoint.id);
         let reused = pooled.is_some();
-        let connection = match pooled {
+        let mut connection = match pooled {
             Some(pooled) => pooled,
-            None => self.pool.connect(endpoint.id, &endpoint.origin).await?,
+            None => self.connect(endpoint).await?,
         };
         if reused || connection.is_shared() {
             let (heard, before) = (connection.heard.clone(), connection.heard.bytes());
-            match self.exchange(target, connection, head.clone(), upload).await {
+            match self.exchange(endpoint, connection, head.clone(), upload).await {
                 Err(SendError::Exchange(error))
                     if upload.is_replayable()
                         && (http2::was_not_processed(&error)
                             || reused && is_stale(&error) && heard.bytes() == before) =>
                 {
-                    tracing::debug!(upstream = %target.name, %error, "a pooled connection was stale");
+                    tracing::debug!(endpoint = %endpoint.state.name(), %error, "a pooled connection was stale");
                 }
-                answer => return answer,
+                answer => return answer.map_err(|error| Failed { error, heard: heard.bytes() > before }),
             }
-            let fresh = self.pool.connect(endpoint.id, &endpoint.origin).await?;
-            return self.exchange(target, fresh, head, upload).await;
+            connection = self.connect(endpoint).await?;
+        } else if is_last {
+            upload.keep_for_one_more();
         }
-        upload.forget();
-        self.exchange(target, connection, head, upload).await
+        let (heard, before) = (connection.heard.clone(), connection.heard.bytes());
+        let answer = self.exchange(endpoint, connection, head, upload).await;
+        answer.map_err(|error| Failed { error, heard: heard.bytes() > before })
+    }
+
+    async fn connect(&self, endpoint: &Endpoint) -> Result<Connection, Failed> {
+        let connected = self.pool.connect(endpoint.id, &endpoint.origin).await;
+        connected.map_err(|error| Failed { error, heard: false })
     }
 
     /// Closes the connections that have been idle for too long.
@@ -140,29 +145,28 @@ impl Upstreams {
 
     async fn exchange(
         &self,
-        target: &Target,
+        endpoint: &Endpoint,
         mut connection: Connection,
         mut head: Parts,
         upload: &Upload,
     ) -> Result<Response<AnswerBody>, SendError> {
-        let most = target.endpoint.origin.max_head;
+        let most = endpoint.origin.max_head;
         if connection.is_shared() {
-            target.endpoint.origin.address_in_full(&mut head);
+            endpoint.origin.address_in_full(&mut head);
         }
         let sent = connection.send(Request::from_parts(head, upload.body()));
         let answer = tokio::select! {
             answer = sent => answer.map_err(|error| send_error(error, upload, most))?,
-            () = silence(upload, target.timeouts.first_byte) => return Err(SendError::FirstByteTimeout),
+            () = silence(upload, endpoint.timeouts.first_byte) => return Err(SendError::FirstByteTimeout),
         };
-        upload.forget();
         if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
             // Nobody asked for it: upgrades are refused before.
             return Err(SendError::NotHttp);
         }
-        target.watch_head(answer.headers());
-        let Endpoint { id, origin, .. } = &target.endpoint;
+        endpoint.watch_head(answer.headers());
+        let Endpoint { id, origin, .. } = endpoint;
         let lease = self.pool.lease(*id, origin.pool_idle_timeout, connection);
-        Ok(answer.map(|body| AnswerBody::new(body, lease, target.timeouts.idle)))
+        Ok(answer.map(|body| AnswerBody::new(body, lease, endpoint.timeouts.idle)))
     }
 }
 

@@ -21,7 +21,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     ("reload", &["config", "policy", "proxy", "tls"]),
     ("server", &["config", "cut", "metrics", "proxy"]),
-    ("admin", &["limit", "metrics", "server"]),
+    ("admin", &["limit", "metrics", "server", "upstream"]),
     ("logging", &["config"]),
     ("key_file", &["atomic_file", "keys"]),
     // The hub, and what it hands from stage to stage.
@@ -86,7 +86,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("forward", &["auth", "headers", "keys", "route", "upstream"]),
     ("headers", &["limit"]),
     ("limit", &["keys"]),
-    ("upstream", &["config", "dialect", "path", "tls", "upload"]),
+    ("upstream", &["config", "dialect", "metrics", "path", "tls", "upload"]),
     ("events", &["dialect"]),
     ("event_body", &["cut", "dialect", "error", "events", "upstream"]),
     ("body", &["event_body", "meter", "upstream"]),

@@ -11,6 +11,7 @@ mod demo;
 mod drain;
 mod edge;
 mod endings;
+mod failover;
 mod forwarding;
 mod harness;
 mod headers;

@@ -18,7 +18,7 @@ const RESERVED_HEADERS: [&str; 9] = [
 ];
 
 /// `credential = { header, value | value_file, prefix }`. The value is marked sensitive.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Credential {
     /// `header`, such as `authorization` or `x-api-key`.
     pub header: HeaderName,

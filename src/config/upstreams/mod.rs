@@ -2,22 +2,26 @@
 
 mod connection;
 mod credential;
+mod endpoints;
+mod fallback;
 mod headers;
 mod matching;
 mod paths;
 mod proxy;
+mod retry;
 mod url;
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
-use hyper::Uri;
-
+use self::paths::Unnamed;
 pub use self::{
     connection::Connection,
     credential::Credential,
+    endpoints::Endpoint,
     headers::HeaderRules,
     matching::Match,
     proxy::{Proxy, Proxying},
+    retry::{Retry, RetryOn},
 };
 use super::{callers::check_name, field::Field, source::Unique, table::TableReader};
 use crate::{dialect::Dialect, media::SizeBounds};
@@ -42,6 +46,12 @@ pub struct Upstream {
     pub endpoints: Vec<Endpoint>,
     /// What is told to it and hidden of its answers.
     pub header_rules: HeaderRules,
+    /// `retry`; nothing: no request is tried again, but for one on a stale connection.
+    pub retry: Option<Retry>,
+    /// `fallback`: what is tried when nothing is left to try here, as an index into the upstreams. Never in a circle.
+    pub fallback: Option<usize>,
+    /// It is the `fallback` of another one.
+    pub stands_in: bool,
     /// How connections to its endpoints are made and kept.
     pub connection: Connection,
     /// `first_byte_timeout`: from the request's last byte to the answer's head. Default 600 s.
@@ -54,13 +64,11 @@ pub struct Upstream {
     pub keepalive: Option<Duration>,
 }
 
-/// One place that serves an upstream's requests.
-#[derive(Clone, Debug)]
-pub struct Endpoint {
-    /// `url`: scheme `http` or `https`, authority, and a path that goes before the request's: `/` or without a slash at its end.
-    pub url: Uri,
-    /// `credential` set in place of the client's; nothing: what is no Tollgate key passes.
-    pub credential: Option<Credential>,
+impl Upstream {
+    /// Whether Tollgate shows a credential of its own there: at all endpoints, or at none.
+    pub fn has_credential(&self) -> bool {
+        self.endpoints.iter().any(|endpoint| endpoint.credential.is_some())
+    }
 }
 
 /// The upstreams, of which there is at least one.
@@ -81,8 +89,15 @@ pub(super) fn upstreams(root: &mut TableReader<'_>, body_sizes: SizeBounds) -> V
             "upstreams that share one differ in `match`, and longer prefixes may branch off",
         ),
     };
-    let alone = tables.len() == 1;
-    tables.into_iter().filter_map(|table| upstream(table, alone, body_sizes, &mut seen)).collect()
+    let fallbacks = fallback::named(&tables);
+    let count = tables.len();
+    let (mut upstreams, fallback_fields): (Vec<_>, Vec<_>) = tables
+        .into_iter()
+        .filter_map(|table| upstream(table, count, body_sizes, &fallbacks, &mut seen))
+        .unzip();
+    let complete = upstreams.len() == count;
+    fallback::resolve(&mut upstreams, &fallback_fields, complete);
+    upstreams
 }
 
 struct Seen {
@@ -90,44 +105,62 @@ struct Seen {
     routes: Unique<paths::Claim>,
 }
 
-fn upstream(
-    mut table: TableReader<'_>,
-    alone: bool,
+/// An upstream, and what it says of its fallback, which may follow it in the file. `count`: how many there are.
+fn upstream<'a>(
+    mut table: TableReader<'a>,
+    count: usize,
     body_sizes: SizeBounds,
+    fallbacks: &HashSet<String>,
     seen: &mut Seen,
-) -> Option<Upstream> {
+) -> Option<(Upstream, Option<Field<'a>>)> {
     let name = table.require("name", "write `name = \"openai\"`", |field| name(field, &mut seen.names));
-    let endpoint = endpoint(&mut table);
+    let endpoints = endpoints::endpoints(&mut table);
+    let unnamed = if name.as_deref().is_some_and(|name| fallbacks.contains(name)) {
+        Unnamed::Nothing
+    } else if count == 1 + fallbacks.len() || count == 1 {
+        Unnamed::Everything
+    } else {
+        Unnamed::Wrong
+    };
     let place = table.field("match");
     let matches = place.map_or_else(|| Some(Match::default()), matching::matches);
-    let paths = paths::paths(&mut table, alone, (place, matches.as_ref()), &mut seen.routes);
+    let paths = paths::paths(&mut table, unnamed, (place, matches.as_ref()), &mut seen.routes);
     let strip_prefix = table.read("strip_prefix", |field| paths::strip_prefix(field, &paths));
     let body_sizes = self::body_sizes(&mut table, body_sizes);
     let dialect = table.read("dialect", dialect);
     let header_rules = headers::header_rules(&mut table);
-    let urls: Vec<_> = endpoint.iter().map(|endpoint| &endpoint.url).collect();
+    let urls: Vec<_> = endpoints.iter().flatten().map(|endpoint| &endpoint.url).collect();
     let connection = connection::connection(&mut table, &urls);
     let mut duration = |key, default| table.read(key, Field::duration).unwrap_or(default);
     let first_byte_timeout = duration("first_byte_timeout", Duration::from_secs(600));
     let idle_timeout = duration("idle_timeout", Duration::from_secs(600));
     let total_timeout = table.read("total_timeout", Field::duration);
     let keepalive = table.read("keepalive", |field| keepalive(field, idle_timeout));
+    let retry = table.read("retry", retry::retry);
+    let fallback = table.field("fallback");
     table.finish();
-    Some(Upstream {
+    let endpoints = endpoints?;
+    // Where there is a choice, it is made use of.
+    let has_choice = endpoints.len() > 1 || fallback.is_some();
+    let upstream = Upstream {
         name: name?,
         paths,
         strip_prefix,
         matches: matches?,
         body_sizes,
         dialect,
-        endpoints: vec![endpoint?],
+        endpoints,
         header_rules,
+        retry: retry.or_else(|| has_choice.then(Retry::default)),
+        fallback: None,
+        stands_in: false,
         connection,
         first_byte_timeout,
         idle_timeout,
         total_timeout,
         keepalive,
-    })
+    };
+    Some((upstream, fallback))
 }
 
 /// A silent upstream is cut at its `idle_timeout`, so that a longer silence never comes.
@@ -145,13 +178,6 @@ pub(super) fn body_sizes(table: &mut TableReader<'_>, default: SizeBounds) -> Si
         text: table.read("max_body_size", Field::size_bound).unwrap_or(default.text),
         file: table.read("max_file_size", Field::size_bound).unwrap_or(default.file),
     }
-}
-
-fn endpoint(table: &mut TableReader<'_>) -> Option<Endpoint> {
-    let url =
-        table.require("url", "write `url = \"https://api.openai.com\"`", |field| field.parsed(url::url));
-    let credential = table.read("credential", credential::credential);
-    Some(Endpoint { url: url?, credential })
 }
 
 fn name(field: Field<'_>, names: &mut Unique<String>) -> Option<Arc<str>> {

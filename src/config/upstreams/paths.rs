@@ -10,25 +10,42 @@ use crate::{
 /// What no two upstreams have in common: a prefix with a host and a model.
 pub(super) type Claim = (String, Option<Pattern>, Option<Pattern>);
 
-/// Each prefix is claimed for what `matches` says; if that is nothing, it was wrong, and nobody knows. Where `alone` or
-/// `match` tells what comes here, that can be every path.
+/// Which requests go to an upstream that names no paths, and no host or model either.
+#[derive(Clone, Copy)]
+pub(super) enum Unnamed {
+    /// All: there is no other one.
+    Everything,
+    /// None but those that another upstream leaves to it.
+    Nothing,
+    /// Nobody can tell.
+    Wrong,
+}
+
+/// Each prefix is claimed for what `matches` says; if that is nothing, it was wrong, and nobody knows. Where `match` tells
+/// what comes here, that can be every path.
 pub(super) fn paths(
     table: &mut TableReader<'_>,
-    alone: bool,
+    unnamed: Unnamed,
     matches: (Option<Field<'_>>, Option<&Match>),
     taken: &mut Unique<Claim>,
 ) -> Vec<String> {
     let Some(field) = table.field("paths") else {
         let every = "/".to_owned();
-        match matches {
-            (Some(place), matches) => claim(&every, matches, place, taken),
-            (None, _) if alone => {}
-            (None, _) => table.report_missing(
-                "`paths` is missing; with several upstreams each names its own, such as `paths = [\"/v1\"]`"
-                    .to_owned(),
-            ),
-        }
-        return vec![every];
+        return match (matches, unnamed) {
+            ((Some(place), matches), _) => {
+                claim(&every, matches, place, taken);
+                vec![every]
+            }
+            (_, Unnamed::Everything) => vec![every],
+            (_, Unnamed::Nothing) => Vec::new(),
+            (_, Unnamed::Wrong) => {
+                table.report_missing(
+                    "`paths` is missing; with several upstreams each names its own, such as `paths = [\"/v1\"]`"
+                        .to_owned(),
+                );
+                Vec::new()
+            }
+        };
     };
     let items = field.items().unwrap_or_default();
     if field.is_empty_array() {

@@ -68,6 +68,14 @@ impl ProxyBuilder {
         Self { upstream: format!("[[upstreams]]\nname = \"llm\"\nurl = \"{url}\"\n"), ..Self::default() }
     }
 
+    /// An upstream of several endpoints, which are called `e0`, `e1` and so on.
+    pub(crate) fn before_endpoints(urls: &[String]) -> Self {
+        let endpoint = |(n, url): (usize, &String)| format!("{{ name = \"e{n}\", url = \"{url}\" }}");
+        let endpoints: Vec<_> = urls.iter().enumerate().map(endpoint).collect();
+        let upstream = format!("[[upstreams]]\nname = \"llm\"\nendpoints = [{}]\n", endpoints.join(", "));
+        Self { upstream, ..Self::default() }
+    }
+
     /// More keys for `[server]`.
     pub(crate) fn server(mut self, lines: &str) -> Self {
         writeln!(self.server, "{lines}").unwrap();

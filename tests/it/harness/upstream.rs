@@ -11,6 +11,7 @@ use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     net::{TcpListener, TcpStream},
     sync::{Notify, mpsc},
+    task::{JoinHandle, JoinSet},
 };
 
 use super::patiently;
@@ -153,23 +154,33 @@ pub(crate) struct Upstream {
     log: Arc<Mutex<Log>>,
     arrivals: tokio::sync::Mutex<mpsc::UnboundedReceiver<Received>>,
     closed: tokio::sync::Mutex<mpsc::UnboundedReceiver<usize>>,
+    server: JoinHandle<()>,
 }
 
 impl Upstream {
     /// Answers every request as `behaviour` says.
     pub(crate) async fn start(behaviour: impl Fn(&Received) -> Script + Send + Sync + 'static) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self::start_at("127.0.0.1:0".parse().unwrap(), behaviour).await
+    }
+
+    /// The same, at an address that was left by another.
+    pub(crate) async fn start_at(
+        address: SocketAddr,
+        behaviour: impl Fn(&Received) -> Script + Send + Sync + 'static,
+    ) -> Self {
+        let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
         let log = Arc::new(Mutex::new(Log::default()));
         let (arrived, arrivals) = mpsc::unbounded_channel();
         let (gone, closed) = mpsc::unbounded_channel();
         let behaviour: Behaviour = Arc::new(behaviour);
         let shared = log.clone();
-        tokio::spawn(async move {
+        let server = tokio::spawn(async move {
+            let mut connections = JoinSet::new();
             while let Ok((socket, _)) = listener.accept().await {
                 let (log, behaviour, arrived, gone) =
                     (shared.clone(), behaviour.clone(), arrived.clone(), gone.clone());
-                tokio::spawn(async move {
+                connections.spawn(async move {
                     let connection = {
                         let mut log = log.lock().unwrap();
                         log.connections += 1;
@@ -181,7 +192,14 @@ impl Upstream {
                 });
             }
         });
-        Self { address, log, arrivals: arrivals.into(), closed: closed.into() }
+        Self { address, log, arrivals: arrivals.into(), closed: closed.into(), server }
+    }
+
+    /// Drops all connections and frees the port, as a process does that is killed.
+    pub(crate) async fn kill(self) -> SocketAddr {
+        self.server.abort();
+        let _ = self.server.await;
+        self.address
     }
 
     /// Answers every request with a small completion.

@@ -1,0 +1,200 @@
+//! The way of one request from endpoint to endpoint: which is next, and whether there is a next.
+//!
+//! That an endpoint is out is a guess of ours, and a request never fails by a guess: where nothing better is left, the
+//! one that is back first is tried.
+
+use std::iter;
+
+use tokio::time::Instant;
+
+use super::{
+    balance::{self, Load},
+    endpoint::{Endpoint, Target},
+    health::Standing,
+    state::Sending,
+};
+use crate::config::RetryOn;
+
+/// An attempt that is to be made.
+pub(super) struct Step<'a> {
+    pub(super) upstream: &'a Target,
+    pub(super) endpoint: &'a Endpoint,
+    pub(super) sending: Sending<'a>,
+    /// The endpoint has had this request before.
+    pub(super) again: bool,
+}
+
+/// The way of one request from endpoint to endpoint.
+pub(super) struct Course<'a> {
+    began: Instant,
+    /// Where the latest attempt was made, and how many were made there.
+    upstream: &'a Target,
+    made: u32,
+    /// The ids of endpoints that have failed.
+    failed: Vec<u64>,
+}
+
+impl<'a> Course<'a> {
+    pub(super) fn new(upstream: &'a Target, began: Instant) -> Self {
+        Self { began, upstream, made: 0, failed: Vec::new() }
+    }
+
+    pub(super) fn first(&mut self) -> Step<'a> {
+        self.step(self.began)
+            .expect("an upstream has an endpoint, and before the first attempt each may be taken")
+    }
+
+    /// Whether the latest attempt may have a successor.
+    pub(super) fn may_go_on(&self) -> bool {
+        self.upstream
+            .retry
+            .as_ref()
+            .is_some_and(|retry| self.made < retry.attempts.get() || self.upstream.fallback.is_some())
+    }
+
+    /// Whether a failure of this kind, if it is one, calls for another attempt.
+    pub(super) fn goes_on_after(&self, failure: Option<RetryOn>) -> bool {
+        let retry = self.upstream.retry.as_ref().filter(|retry| self.began.elapsed() < retry.within);
+        retry.is_some_and(|retry| failure.is_some_and(|kind| retry.on.contains(&kind)))
+    }
+
+    /// The attempt after one at the endpoint with this id.
+    pub(super) fn next(&mut self, failed: u64) -> Option<Step<'a>> {
+        self.failed.push(failed);
+        self.step(Instant::now())
+    }
+
+    fn step(&mut self, now: Instant) -> Option<Step<'a>> {
+        let step = self.best(now).or_else(|| self.first_to_be_back(now))?;
+        if !std::ptr::eq(step.upstream, self.upstream) {
+            (self.upstream, self.made) = (step.upstream, 0);
+        }
+        self.made += 1;
+        Some(step)
+    }
+
+    /// The upstreams that are left, with attempts to make.
+    fn left(&self) -> impl Iterator<Item = &'a Target> + use<'a> {
+        let (present, made) = (self.upstream, self.made);
+        let chain = iter::successors(Some(present), |upstream| upstream.fallback.as_deref());
+        chain.filter(move |upstream| !std::ptr::eq(*upstream, present) || made < upstream.attempts())
+    }
+
+    /// An endpoint that takes requests: of the upstreams in their order, those first that have not had this one.
+    fn best(&self, now: Instant) -> Option<Step<'a>> {
+        self.left().find_map(|upstream| {
+            self.choose(upstream, false, now).or_else(|| self.choose(upstream, true, now))
+        })
+    }
+
+    fn choose(&self, upstream: &'a Target, again: bool, now: Instant) -> Option<Step<'a>> {
+        let takes = |endpoint: &Endpoint| {
+            self.failed.contains(&endpoint.id) == again
+                && !matches!(endpoint.state.standing(now), Standing::Out(_))
+        };
+        let load = |(index, endpoint): (usize, &Endpoint)| {
+            (index, Load { in_flight: endpoint.state.in_flight(), weight: endpoint.weight })
+        };
+        // Another worker may be quicker to send the one request that an endpoint is due.
+        (0..upstream.endpoints.len()).find_map(|_| {
+            let index = match &upstream.endpoints[..] {
+                [only] => takes(only).then_some(0),
+                several => {
+                    let candidates = several.iter().enumerate().filter(|(_, endpoint)| takes(endpoint));
+                    balance::choose(candidates.map(load), balance::random())
+                }
+            };
+            let endpoint = &upstream.endpoints[index?];
+            let sending = endpoint.state.send(now, false)?;
+            Some(Step { upstream, endpoint, sending, again })
+        })
+    }
+
+    /// Of the endpoints that have not had this request, the one whose time is over first.
+    fn first_to_be_back(&self, now: Instant) -> Option<Step<'a>> {
+        let until = |endpoint: &Endpoint| match endpoint.state.standing(now) {
+            Standing::Available | Standing::Due => now,
+            Standing::Out(until) => until,
+        };
+        let all = self.left().flat_map(|upstream| upstream.endpoints.iter().map(move |one| (upstream, one)));
+        let fresh = all.filter(|(_, endpoint)| !self.failed.contains(&endpoint.id));
+        let (upstream, endpoint) = fresh.min_by_key(|(_, endpoint)| until(endpoint))?;
+        let sending = endpoint.state.send(now, true)?;
+        Some(Step { upstream, endpoint, sending, again: false })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{config::Retry, upstream::attempts::Outcome};
+
+    /// An upstream with as many endpoints, and what stands in for it.
+    fn upstream(endpoints: usize, fallback: Option<Target>) -> Target {
+        Target::of_many_for_test(endpoints, fallback.map(Arc::new))
+    }
+
+    /// Fails the step in the worst way, and takes the next.
+    fn next<'a>(course: &mut Course<'a>, step: Step<'a>) -> Option<Step<'a>> {
+        let id = step.endpoint.id;
+        drop(step.sending.settle(Outcome::Connect, None));
+        course.next(id)
+    }
+
+    #[test]
+    fn each_endpoint_has_its_turn_and_then_the_fallback() {
+        let target = upstream(2, Some(upstream(1, None)));
+        let mut course = Course::new(&target, Instant::now());
+        let first = course.first();
+        let first_id = first.endpoint.id;
+        let second = next(&mut course, first).unwrap();
+        assert_ne!(second.endpoint.id, first_id);
+        assert!(std::ptr::eq(second.upstream, &raw const target));
+        assert!(course.may_go_on());
+        let third = next(&mut course, second).unwrap();
+        assert!(std::ptr::eq(third.upstream, target.fallback.as_deref().unwrap()));
+        assert!(next(&mut course, third).is_none());
+    }
+
+    #[test]
+    fn what_is_out_is_passed_over_until_nothing_else_is_left() {
+        let target = upstream(2, Some(upstream(1, None)));
+        let [one, two] = &target.endpoints[..] else { panic!("two endpoints") };
+        let now = Instant::now();
+        let fail = |endpoint: &Endpoint| {
+            drop(endpoint.state.send(now, true).unwrap().settle(Outcome::Connect, None));
+        };
+        fail(one);
+        for _ in 0..20 {
+            assert_eq!(Course::new(&target, now).first().endpoint.id, two.id);
+        }
+        fail(two);
+        let fallback = target.fallback.as_deref().unwrap();
+        assert!(std::ptr::eq(Course::new(&target, now).first().upstream, fallback));
+        fail(&fallback.endpoints[0]);
+        assert_eq!(Course::new(&target, now).first().endpoint.id, one.id, "it is back first");
+    }
+
+    #[test]
+    fn an_endpoint_gets_a_request_again_only_where_there_is_no_fresh_one() {
+        let target = Target { retry: Some(Retry::default()), ..upstream(1, None) };
+        let mut course = Course::new(&target, Instant::now());
+        let first = course.first();
+        let id = first.endpoint.id;
+        drop(first.sending.settle(Outcome::ServerError, None));
+        let second = course.next(id).unwrap();
+        assert!(second.again && second.endpoint.id == id);
+        assert!(!course.may_go_on());
+    }
+
+    #[test]
+    fn the_less_busy_endpoint_is_taken() {
+        let target = upstream(2, None);
+        let now = Instant::now();
+        let held: Vec<_> = (0..40).map(|_| Course::new(&target, now).first()).collect();
+        let first = held.iter().filter(|step| step.endpoint.id == target.endpoints[0].id).count();
+        assert_eq!(first, 20, "they take turns while nothing ends");
+    }
+}
