@@ -4,6 +4,7 @@
 //! connection. A client's connection lives on one worker, and nothing in the path of a request waits for another.
 
 mod open_files;
+mod pauses;
 mod signals;
 mod workers;
 
@@ -26,7 +27,7 @@ use crate::{
         Fallback, Limiter,
         fault::FaultKind,
         memory::MemoryStore,
-        redis::{Deployment, Heartbeat, RedisStore},
+        redis::{Cooldowns, Deployment, Heartbeat, RedisStore},
         replicas::Replicas,
     },
     metrics::{KnownLabels, Metrics},
@@ -108,6 +109,7 @@ pub fn run(
     let replicas = Replicas::new(config.limiter.replicas.unwrap_or(NonZeroU32::MIN));
     let limiters = limiters(&config.limiter, config.server.workers.get(), store.as_ref(), &replicas);
     let heartbeat = store.as_ref().and_then(|store| heartbeat(&config.limiter, store));
+    let cooldowns = store.as_ref().map(Cooldowns::new);
     let check = store.as_ref().and_then(|store| check(&config.limiter.store, store));
     let servers = limiters.into_iter().map(|limiter| Server {
         proxy: Arc::new(Proxy { shared: shared.clone(), limiter, upstreams: Upstreams::default() }),
@@ -130,6 +132,7 @@ pub fn run(
         );
     }
     heartbeat.map(|heartbeat| control.spawn(heartbeat.teach(replicas)));
+    cooldowns.map(|cooldowns| control.spawn(cooldowns.share(shared.endpoints.clone())));
     check.map(|check| control.spawn(check));
     announce_addresses(&addresses);
     ready(&addresses);

@@ -1,13 +1,13 @@
 //! How a process learns how many there are: each leaves a mark in Redis every few seconds and counts the fresh ones.
 //!
-//! It has a connection of its own and runs beside the workers, so no request waits for it or costs more for it.
+//! It runs beside the workers, so no request waits for it or costs more for it.
 
 use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
 use tokio::time::MissedTickBehavior;
 use uuid::Uuid;
 
-use super::servers::{Deployment, Servers};
+use super::{aside::Aside, servers::Deployment};
 use crate::limit::{
     fault::{Fault, FaultKind},
     replicas::{Recent, Replicas},
@@ -26,13 +26,10 @@ const INTERVAL: Duration = Duration::from_secs(2);
 /// A process whose beat is older is gone. Four beats may be lost before that.
 const FRESH: Duration = Duration::from_secs(10);
 
-/// Nobody waits for a beat, so it has more time than a decision.
-const PATIENCE: Duration = Duration::from_secs(1);
-
 /// The mark of this process.
 #[derive(Debug)]
 pub struct Heartbeat {
-    servers: Arc<Servers>,
+    aside: Aside,
     name: String,
     recent: Recent,
     complained: bool,
@@ -41,10 +38,9 @@ pub struct Heartbeat {
 impl Heartbeat {
     /// It connects with its first beat.
     pub fn new(deployment: &Arc<Deployment>) -> Self {
-        let servers = Arc::new(Servers::new(deployment.clone()));
         let beats = FRESH.as_secs().div_ceil(INTERVAL.as_secs()) as usize;
         let name = Uuid::new_v4().simple().to_string();
-        Self { servers, name, recent: Recent::new(beats), complained: false }
+        Self { aside: Aside::new(deployment, TAG), name, recent: Recent::new(beats), complained: false }
     }
 
     /// Beats until dropped. While Redis is away the last count stays.
@@ -79,24 +75,9 @@ impl Heartbeat {
     }
 
     async fn beat(&self) -> Result<NonZeroU32, Fault> {
-        let beat = tokio::time::timeout(PATIENCE, self.mark()).await;
-        let answer = beat.unwrap_or_else(|_elapsed| Err(Fault::from(FaultKind::Timeout)));
-        if answer.is_err() {
-            // Beats are few, so there is nothing to lose by a new connection for the next one.
-            self.servers.deciding(TAG).link.discard_present();
-        }
-        answer
-    }
-
-    async fn mark(&self) -> Result<NonZeroU32, Fault> {
-        let (_, mut connection) = self.servers.deciding(TAG).link.connection(0).await?;
         let mut command = redis::cmd("EVAL");
         command.arg(SCRIPT).arg(1).arg(MARKS).arg(&self.name).arg(FRESH.as_micros() as u64);
-        let answer = connection.send(&command).await.inspect_err(|error| {
-            // A cluster says who has the marks, and the next beat goes there.
-            self.servers.after(error, connection.endpoint());
-        })?;
-        let count: u32 = redis::from_redis_value(answer).map_err(redis::RedisError::from)?;
+        let count: u32 = self.aside.ask(&command).await?;
         NonZeroU32::new(count).ok_or_else(|| Fault::from(FaultKind::BadReply))
     }
 }

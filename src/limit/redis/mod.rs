@@ -1,6 +1,8 @@
 //! The store that replicas share: one script in Redis decides and records, in one round trip.
 
+mod aside;
 mod check;
+mod cooldowns;
 mod dial;
 mod errors;
 mod heartbeat;
@@ -24,6 +26,11 @@ use redis::{ErrorKind, RedisError, ServerErrorKind};
 use tokio::time::Instant;
 use uuid::Uuid;
 
+pub use self::{
+    cooldowns::{Cooldowns, Pauses},
+    heartbeat::Heartbeat,
+    servers::Deployment,
+};
 use self::{
     dial::Connection,
     errors::is_of_the_connection,
@@ -31,7 +38,6 @@ use self::{
     script::Call,
     servers::{Next, Node, Servers},
 };
-pub use self::{heartbeat::Heartbeat, servers::Deployment};
 use super::{
     Decision, Limit, LogKind,
     breaker::Change,
