@@ -2,7 +2,12 @@
 //!
 //! SDKs disagree on where a key goes, and some send it twice, so every slot is tried and one valid key is enough.
 
-use hyper::{HeaderMap, header::HeaderName};
+use std::borrow::Cow;
+
+use hyper::{
+    HeaderMap,
+    header::{HeaderName, SEC_WEBSOCKET_PROTOCOL},
+};
 use jiff::Timestamp;
 use percent_encoding::percent_decode_str;
 
@@ -16,8 +21,13 @@ pub static SLOTS: [HeaderName; 4] = [
     HeaderName::from_static("x-goog-api-key"),
 ];
 
-/// The query parameter that can hold a key: Google's REST samples use it.
-pub const QUERY_SLOT: &str = "key";
+/// The query parameters that can hold a key, in any case: Google's REST samples use the first, and browsers, whose
+/// WebSockets have no headers, the others for Azure.
+const QUERY_SLOTS: [&str; 3] = ["key", "api-key", "authorization"];
+
+/// What stands before a key in `Sec-WebSocket-Protocol`, the one header that a browser's WebSocket can fill: OpenAI's SDK
+/// sends `realtime, openai-insecure-api-key.KEY`.
+const SUBPROTOCOL_SLOT: &str = "openai-insecure-api-key.";
 
 /// The authenticated caller.
 #[derive(Clone, Debug)]
@@ -47,16 +57,15 @@ pub fn authenticate(
     now: Timestamp,
 ) -> Result<Principal, Unauthorized> {
     let mut verdict = Unauthorized::Missing;
-    for sent in in_headers(headers) {
+    for sent in in_headers(headers).chain(in_subprotocols(headers)) {
         verdict = Unauthorized::Invalid;
         if let Some(principal) = open(keys, sent, now) {
             return Ok(principal);
         }
     }
-    for (_, value) in query_parameters(query).filter(|(name, _)| *name == QUERY_SLOT) {
+    for sent in query_parameters(query).filter_map(in_query) {
         verdict = Unauthorized::Invalid;
-        let decoded = percent_decode_str(value).decode_utf8_lossy();
-        if let Some(principal) = open(keys, &decoded, now) {
+        if let Some(principal) = open(keys, without_scheme(&sent), now) {
             return Ok(principal);
         }
     }
@@ -69,6 +78,16 @@ pub fn holds_our_key(keys: &KeyStore, value: &str) -> bool {
     is_ours(value) || is_ours(without_scheme(value))
 }
 
+/// Whether this parameter of a raw query holds a key of Tollgate.
+pub fn parameter_holds_our_key(keys: &KeyStore, parameter: (&str, &str)) -> bool {
+    in_query(parameter).is_some_and(|value| holds_our_key(keys, &value))
+}
+
+/// The credential in an item of `Sec-WebSocket-Protocol`, if it holds one.
+pub fn in_subprotocol(item: &str) -> Option<&str> {
+    item.trim().strip_prefix(SUBPROTOCOL_SLOT)
+}
+
 /// The parameters of a raw query, undecoded, as name and value.
 pub fn query_parameters(query: Option<&str>) -> impl Iterator<Item = (&str, &str)> {
     let pairs = query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
@@ -78,6 +97,21 @@ pub fn query_parameters(query: Option<&str>) -> impl Iterator<Item = (&str, &str
 fn in_headers(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     let values = SLOTS.iter().flat_map(|slot| headers.get_all(slot));
     values.filter_map(|value| value.to_str().ok()).map(without_scheme)
+}
+
+fn in_subprotocols(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    let values = headers.get_all(SEC_WEBSOCKET_PROTOCOL).into_iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).filter_map(in_subprotocol)
+}
+
+/// The decoded value of a parameter that can hold a credential.
+fn in_query<'a>((name, value): (&str, &'a str)) -> Option<Cow<'a, str>> {
+    let is_slot = QUERY_SLOTS.iter().any(|slot| name.eq_ignore_ascii_case(slot));
+    is_slot.then(|| match percent_decode_str(value).decode_utf8_lossy() {
+        // A space of `Bearer KEY` in the manner of forms. No key of ours holds a plus.
+        form if form.contains('+') => Cow::Owned(form.replace('+', " ")),
+        plain => plain,
+    })
 }
 
 /// The key in `Bearer KEY`, any case of the scheme. A key never holds a space, so a bare one comes back as it is.
@@ -142,11 +176,28 @@ mod tests {
         ] {
             assert_eq!(attempt(&[(name, value)], None).as_deref(), Ok("alice"), "{name}: {value}");
         }
-        assert_eq!(attempt(&[], Some(&format!("alt=sse&key={SECRET}"))).as_deref(), Ok("alice"));
-        assert_eq!(
-            attempt(&[], Some(&format!("key={}", SECRET.replace('-', "%2D")))).as_deref(),
-            Ok("alice")
-        );
+        for query in [
+            format!("alt=sse&key={SECRET}"),
+            format!("key={}", SECRET.replace('-', "%2D")),
+            format!("api-version=1&api-key={SECRET}"),
+            format!("Authorization=Bearer%20{SECRET}"),
+            format!("authorization=bearer+{SECRET}"),
+        ] {
+            assert_eq!(attempt(&[], Some(&query)).as_deref(), Ok("alice"), "{query}");
+        }
+    }
+
+    #[test]
+    fn a_subprotocol_can_hold_a_key() {
+        let slot = "sec-websocket-protocol";
+        let item = format!("openai-insecure-api-key.{SECRET}");
+        for value in [item.clone(), format!("realtime, {item},openai-project.x"), format!("a,{item}")] {
+            assert_eq!(attempt(&[(slot, &value)], None).as_deref(), Ok("alice"), "{value}");
+        }
+        assert!(attempt(&[(slot, "realtime"), (slot, &item)], None).is_ok(), "two lines of the header");
+        assert_eq!(attempt(&[(slot, SECRET)], None), Err(Unauthorized::Missing), "a name is no key");
+        let wrong = "openai-insecure-api-key.sk-tg-alice-wrong";
+        assert_eq!(attempt(&[(slot, wrong)], None), Err(Unauthorized::Invalid));
     }
 
     #[test]

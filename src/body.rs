@@ -21,6 +21,8 @@ pub enum Body {
     Fixed(MeteredBody<Fixed>),
     /// An upstream's.
     Upstream(MeteredBody<EventBody<AnswerBody>>),
+    /// None: what follows the head is a tunnel's.
+    Switched,
 }
 
 /// Bytes that are all there.
@@ -65,6 +67,7 @@ impl HttpBody for Body {
         match self.get_mut() {
             Self::Fixed(body) => Pin::new(body).poll_frame(cx),
             Self::Upstream(body) => Pin::new(body).poll_frame(cx),
+            Self::Switched => Poll::Ready(None),
         }
     }
 
@@ -72,6 +75,7 @@ impl HttpBody for Body {
         match self {
             Self::Fixed(body) => body.is_end_stream(),
             Self::Upstream(body) => body.is_end_stream(),
+            Self::Switched => true,
         }
     }
 
@@ -79,6 +83,7 @@ impl HttpBody for Body {
         match self {
             Self::Fixed(body) => body.size_hint(),
             Self::Upstream(body) => body.size_hint(),
+            Self::Switched => SizeHint::with_exact(0),
         }
     }
 }

@@ -41,6 +41,9 @@ pub enum Error {
     /// Its body did not come as it should.
     #[error(transparent)]
     Upload(#[from] UploadFailure),
+    /// The upstream takes no WebSocket.
+    #[error("WebSocket is switched off")]
+    WebSocketOff,
     /// A limit is used up.
     #[error("over the limit")]
     Refused {
@@ -94,6 +97,12 @@ impl Error {
             ),
             Self::NoRoute(missing) => answer_no_route(missing),
             Self::Upload(failure) => answer_upstream(&SendError::from(*failure)),
+            Self::WebSocketOff => Answer::new(
+                StatusCode::UPGRADE_REQUIRED,
+                ErrorKind::InvalidRequest,
+                "websocket_off",
+                "WebSocket is not available here. Send plain HTTP requests.",
+            ),
             Self::Refused { limit, retry_after, .. } => Answer::new(
                 StatusCode::TOO_MANY_REQUESTS,
                 ErrorKind::RateLimit,
@@ -133,9 +142,9 @@ fn answer_unclean(unclean: Unclean) -> Answer {
         Unclean::Method => StatusCode::METHOD_NOT_ALLOWED,
         Unclean::TargetTooLong => StatusCode::URI_TOO_LONG,
         Unclean::TooManyFields(_) | Unclean::HeadTooLarge(_) => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
-        Unclean::Path | Unclean::Host => StatusCode::BAD_REQUEST,
+        Unclean::Path | Unclean::Host | Unclean::Handshake => StatusCode::BAD_REQUEST,
         Unclean::TransferCoding => StatusCode::NOT_IMPLEMENTED,
-        Unclean::Upgrade => StatusCode::UPGRADE_REQUIRED,
+        Unclean::Upgrade | Unclean::WebSocketVersion => StatusCode::UPGRADE_REQUIRED,
     };
     let message = format!("The request was not forwarded: {unclean}.");
     Answer::new(status, ErrorKind::InvalidRequest, "unclean", &message)

@@ -24,6 +24,20 @@ const CLIENT_GONE: &str = "client_gone";
 
 /// The outcome of a request that only asked whether somebody is there.
 pub const PROBE: &str = "probe";
+/// How a tunnel ended.
+#[derive(Debug)]
+pub enum Closing {
+    /// The client closed first.
+    ByClient,
+    /// The upstream closed first.
+    ByUpstream,
+    /// The client's connection broke.
+    ClientGone(std::io::Error),
+    /// The upstream's connection broke.
+    UpstreamBroke(std::io::Error),
+    /// Nobody said anything for too long.
+    Idle,
+}
 
 /// Logs and counts a request that is none: hyper refused it before there was anything to judge.
 pub fn refused_unread(
@@ -75,6 +89,7 @@ pub struct Exchange {
     reason: Option<String>,
     first_byte: Option<Duration>,
     sent_bytes: u64,
+    received_bytes: Option<u64>,
     ended: bool,
     cut: Cut,
     metrics: Arc<Metrics>,
@@ -111,6 +126,7 @@ impl Exchange {
             reason: None,
             first_byte: None,
             sent_bytes: 0,
+            received_bytes: None,
             ended: false,
             cut,
             in_flight: Some(Counted::new(&metrics.in_flight)),
@@ -201,6 +217,24 @@ impl Exchange {
         self.sent_bytes += bytes as u64;
     }
 
+    /// Notes how much has passed through a tunnel so far: to the client, and from it.
+    pub fn tunnelled(&mut self, sent: u64, received: u64) {
+        (self.sent_bytes, self.received_bytes) = (sent, Some(received));
+    }
+
+    /// A tunnel has ended.
+    pub fn closed(mut self, closing: &Closing) {
+        let (outcome, ending, reason) = match closing {
+            Closing::ByClient => (self.outcome, "complete", "the client closed"),
+            Closing::ByUpstream => (self.outcome, "complete", "the upstream closed"),
+            Closing::ClientGone(error) => (CLIENT_GONE, "client gone", &*error.to_string()),
+            Closing::UpstreamBroke(error) => ("upstream_broke", "broken", &*error.to_string()),
+            Closing::Idle => (self.outcome, "idle", "both sides were silent for too long"),
+        };
+        (self.outcome, self.reason) = (outcome, Some(reason.to_owned()));
+        self.end(ending);
+    }
+
     /// The answer is complete, if anybody was left to read it.
     pub fn complete(mut self) {
         self.end(if self.outcome == CLIENT_GONE { "client gone" } else { "complete" });
@@ -272,6 +306,7 @@ impl Exchange {
             first_byte_ms = self.first_byte.map(millis),
             duration_ms = millis(self.started.elapsed()),
             bytes = self.sent_bytes,
+            received_bytes = self.received_bytes,
             ending,
             reason = self.reason.as_deref(),
             "request"

@@ -101,12 +101,9 @@ fn outgoing_uri(path: &str, query: Option<&str>, keys: &KeyStore) -> Uri {
 }
 
 fn without_our_keys(query: &str, keys: &KeyStore) -> String {
-    let holds_our_key = |pair: &&str| {
-        let value = auth::query_parameters(Some(pair)).find(|(name, _)| *name == auth::QUERY_SLOT);
-        value.is_some_and(|(_, value)| {
-            let decoded = percent_encoding::percent_decode_str(value).decode_utf8_lossy();
-            auth::holds_our_key(keys, &decoded)
-        })
+    let holds_our_key = |pair: &str| {
+        let mut parameters = auth::query_parameters(Some(pair));
+        parameters.any(|parameter| auth::parameter_holds_our_key(keys, parameter))
     };
     query.split('&').filter(|pair| !holds_our_key(pair)).collect::<Vec<_>>().join("&")
 }
@@ -120,6 +117,25 @@ fn remove_credentials(headers: &mut HeaderMap, target: &Target, keys: &KeyStore)
         if target.has_credential() || headers.get_all(slot).iter().any(is_ours) {
             headers.remove(slot);
         }
+    }
+    if headers.contains_key(header::SEC_WEBSOCKET_PROTOCOL) {
+        remove_credential_subprotocols(headers, target, keys);
+    }
+}
+
+/// The other subprotocols stay in their order, in one field.
+fn remove_credential_subprotocols(headers: &mut HeaderMap, target: &Target, keys: &KeyStore) {
+    let passes = |item: &&str| {
+        auth::in_subprotocol(item)
+            .is_none_or(|key| !target.has_credential() && !auth::holds_our_key(keys, key))
+    };
+    let offered = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL).iter();
+    let items = offered.filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(','));
+    let left = items.map(str::trim).filter(passes).collect::<Vec<_>>().join(", ");
+    headers.remove(header::SEC_WEBSOCKET_PROTOCOL);
+    if !left.is_empty() {
+        let left = HeaderValue::try_from(left).expect("parts of a valid value make a valid value");
+        headers.insert(header::SEC_WEBSOCKET_PROTOCOL, left);
     }
 }
 
@@ -178,6 +194,26 @@ mod tests {
         assert!(!shown.contains("sk-tg"), "{shown}");
         let encoded = sent(target(None), &format!("/v1/x?key={}", OURS.replace('-', "%2d")), &[]);
         assert_eq!(encoded.uri.to_string(), "/v1/x");
+        let azure = format!("/openai/realtime?api-version=1&api-key={OURS}&Authorization=Bearer%20{OURS}&x");
+        assert_eq!(sent(target(None), &azure, &[]).uri.to_string(), "/openai/realtime?api-version=1&x");
+    }
+
+    #[test]
+    fn subprotocols_keep_their_order_and_lose_their_key() {
+        let passed = |offered: &str, credential: Option<&'static str>| {
+            let head = sent(target(credential), "/v1/realtime", &[("sec-websocket-protocol", offered)]);
+            let left = head.headers.get_all("sec-websocket-protocol").iter().collect::<Vec<_>>();
+            left.iter().map(|value| value.to_str().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        let ours = format!("openai-insecure-api-key.{OURS}");
+        let theirs = "openai-insecure-api-key.sk-proj-x";
+        assert_eq!(
+            passed(&format!("realtime, {ours},openai-project.p"), None),
+            ["realtime, openai-project.p"]
+        );
+        assert_eq!(passed(&ours, None), [] as [&str; 0]);
+        assert_eq!(passed(&format!("b,{theirs}, a"), None), [format!("b, {theirs}, a")]);
+        assert_eq!(passed(&format!("b,{theirs}, a"), Some("upstream-secret")), ["b, a"]);
     }
 
     #[test]

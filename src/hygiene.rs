@@ -3,9 +3,13 @@
 //! hyper accepts much that proxies and upstreams read differently, which is where smuggling lives. What is refused here
 //! no LLM API needs; everything else goes through byte for byte.
 
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use hyper::{
     HeaderMap, Method, Uri, Version,
-    header::{HOST, TRANSFER_ENCODING, UPGRADE},
+    header::{
+        CONNECTION, CONTENT_LENGTH, HOST, HeaderName, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VERSION,
+        TRANSFER_ENCODING, UPGRADE,
+    },
     http::request::Parts,
 };
 
@@ -38,9 +42,24 @@ pub enum Unclean {
     /// A coding other than `chunked`.
     #[error("the only transfer coding that is understood is `chunked`")]
     TransferCoding,
-    /// A WebSocket, for example.
-    #[error("protocol upgrades are not forwarded; use plain HTTP requests")]
+    /// `Upgrade: websocket` without `Connection: upgrade`, as proxies that know no WebSocket leave it.
+    #[error("a WebSocket handshake needs `Connection: upgrade`, which a proxy on the way may have removed")]
     Upgrade,
+    /// Half a WebSocket handshake.
+    #[error("a WebSocket handshake is a GET in HTTP/1.1 with one valid Sec-WebSocket-Key and without a body")]
+    Handshake,
+    /// A draft of WebSocket.
+    #[error("the only version of WebSocket that is understood is 13")]
+    WebSocketVersion,
+}
+
+/// What a client wants to speak once its request is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// What it speaks already.
+    Http,
+    /// WebSocket (RFC 6455): the request is a whole and valid handshake.
+    WebSocket,
 }
 
 /// How large the head of a request may be. hyper takes more than this, for what it turns away gets an answer without a
@@ -54,16 +73,17 @@ pub struct HeadBounds {
 }
 
 /// Lets through what can be forwarded safely.
-pub fn inspect(request: &Parts, bounds: HeadBounds) -> Result<(), Unclean> {
+pub fn inspect(request: &Parts, bounds: HeadBounds) -> Result<Protocol, Unclean> {
     method(&request.method)?;
     target(&request.uri)?;
     size(request, bounds)?;
     host(&request.uri, &request.headers, request.version)?;
     transfer_coding(&request.headers)?;
-    if request.headers.contains_key(UPGRADE) && request.version < Version::HTTP_2 {
-        return upgrade(&request.headers);
+    if names(&request.headers, UPGRADE, "websocket") {
+        return handshake(request).map(|()| Protocol::WebSocket);
     }
-    Ok(())
+    // An offer to speak HTTP/2 in clear text is ignored, as curl expects.
+    Ok(Protocol::Http)
 }
 
 fn method(method: &Method) -> Result<(), Unclean> {
@@ -159,13 +179,40 @@ fn transfer_coding(headers: &HeaderMap) -> Result<(), Unclean> {
     }
 }
 
-/// An offer to speak HTTP/2 in clear text may be ignored, as curl expects. A WebSocket client waits for its answer, and
-/// only a refusal makes it fall back at once.
-fn upgrade(headers: &HeaderMap) -> Result<(), Unclean> {
-    let offered = headers.get_all(UPGRADE).iter().filter_map(|value| value.to_str().ok());
-    let websocket =
-        offered.flat_map(|value| value.split(',')).any(|name| name.trim().eq_ignore_ascii_case("websocket"));
-    if websocket { Err(Unclean::Upgrade) } else { Ok(()) }
+/// RFC 6455 §4.2.1. Who asks for a WebSocket waits for its answer, so what is not one is refused and never ignored.
+fn handshake(request: &Parts) -> Result<(), Unclean> {
+    let headers = &request.headers;
+    if !names(headers, CONNECTION, "upgrade") {
+        return Err(Unclean::Upgrade);
+    }
+    let is_bare = request.method == Method::GET
+        && request.version == Version::HTTP_11
+        && !headers.contains_key(TRANSFER_ENCODING)
+        && headers.get_all(CONTENT_LENGTH).iter().all(|length| length == "0");
+    if !is_bare || !the_only(headers, SEC_WEBSOCKET_KEY).is_some_and(is_nonce) {
+        return Err(Unclean::Handshake);
+    }
+    match the_only(headers, SEC_WEBSOCKET_VERSION) {
+        Some(b"13") => Ok(()),
+        _ => Err(Unclean::WebSocketVersion),
+    }
+}
+
+/// 16 bytes in base64.
+fn is_nonce(key: &[u8]) -> bool {
+    BASE64_STANDARD.decode(key).is_ok_and(|nonce| nonce.len() == 16)
+}
+
+/// Whether a comma-separated field names this word, in any case.
+fn names(headers: &HeaderMap, field: HeaderName, word: &str) -> bool {
+    let values = headers.get_all(field).into_iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).any(|name| name.trim().eq_ignore_ascii_case(word))
+}
+
+fn the_only(headers: &HeaderMap, field: HeaderName) -> Option<&[u8]> {
+    let mut values = headers.get_all(field).into_iter();
+    let first = values.next()?;
+    values.next().is_none().then_some(first.as_bytes())
 }
 
 #[cfg(test)]
@@ -174,8 +221,8 @@ mod tests {
 
     use super::*;
 
-    fn verdict(request: hyper::http::request::Builder) -> Result<(), Unclean> {
-        inspect(&request.body(()).unwrap().into_parts().0, HeadBounds { fields: 4, bytes: 20_000 })
+    fn verdict(request: hyper::http::request::Builder) -> Result<Protocol, Unclean> {
+        inspect(&request.body(()).unwrap().into_parts().0, HeadBounds { fields: 8, bytes: 20_000 })
     }
 
     fn get(target: &str) -> hyper::http::request::Builder {
@@ -194,9 +241,12 @@ mod tests {
             "/v1/..a%2F..b%2F...",
             "//v1/x",
         ] {
-            assert_eq!(verdict(get(target)), Ok(()), "{target}");
+            assert_eq!(verdict(get(target)), Ok(Protocol::Http), "{target}");
         }
-        assert_eq!(verdict(Request::get("https://localhost/v1").version(Version::HTTP_2)), Ok(()));
+        assert_eq!(
+            verdict(Request::get("https://localhost/v1").version(Version::HTTP_2)),
+            Ok(Protocol::Http)
+        );
     }
 
     #[test]
@@ -227,12 +277,12 @@ mod tests {
 
     #[test]
     fn a_head_has_so_many_fields_and_so_many_bytes() {
-        let more = |request: hyper::http::request::Builder| request.header("x-a", "1");
-        assert_eq!(verdict(more(more(more(get("/"))))), Ok(()));
-        assert_eq!(verdict(more(more(more(more(get("/")))))), Err(Unclean::TooManyFields(4)));
+        let more = |fields: usize| (0..fields).fold(get("/"), |request, _| request.header("x-a", "1"));
+        assert_eq!(verdict(more(7)), Ok(Protocol::Http));
+        assert_eq!(verdict(more(8)), Err(Unclean::TooManyFields(8)));
         // The other bytes: the target, the host's field, and what stands around the value.
         let filled = |bytes: usize| get("/").header("x-b", "x".repeat(bytes - 1 - 22 - 7));
-        assert_eq!(verdict(filled(20_000)), Ok(()));
+        assert_eq!(verdict(filled(20_000)), Ok(Protocol::Http));
         assert_eq!(verdict(filled(20_001)), Err(Unclean::HeadTooLarge(20_000)));
     }
 
@@ -250,12 +300,12 @@ mod tests {
         assert_eq!(verdict(Request::get("/v1").header("host", "user@host")), Err(Unclean::Host));
         assert_eq!(verdict(Request::get("/v1").header("host", "a/b")), Err(Unclean::Host));
         assert_eq!(verdict(Request::get("http://a/v1").header("host", "b")), Err(Unclean::Host));
-        assert_eq!(verdict(Request::get("/v1").version(Version::HTTP_10)), Ok(()));
+        assert_eq!(verdict(Request::get("/v1").version(Version::HTTP_10)), Ok(Protocol::Http));
     }
 
     #[test]
     fn only_chunked_is_a_coding() {
-        assert_eq!(verdict(get("/v1").header("transfer-encoding", "Chunked")), Ok(()));
+        assert_eq!(verdict(get("/v1").header("transfer-encoding", "Chunked")), Ok(Protocol::Http));
         assert_eq!(
             verdict(get("/v1").header("transfer-encoding", "gzip, chunked")),
             Err(Unclean::TransferCoding)
@@ -264,9 +314,55 @@ mod tests {
         assert_eq!(verdict(twice), Err(Unclean::TransferCoding));
     }
 
+    /// A whole handshake, with one field changed, or left out where its value is empty.
+    fn handshake(changed: &str, value: &str) -> hyper::http::request::Builder {
+        let fields = [
+            ("upgrade", "websocket"),
+            ("connection", "Upgrade"),
+            ("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ=="),
+            ("sec-websocket-version", "13"),
+        ];
+        let others = fields.into_iter().filter(|(name, _)| *name != changed);
+        let all = others.chain([(changed, value)].into_iter().filter(|(_, value)| !value.is_empty()));
+        all.fold(get("/v1/realtime"), |request, (name, value)| request.header(name, value))
+    }
+
     #[test]
-    fn a_websocket_is_refused_and_an_offer_of_http2_ignored() {
-        assert_eq!(verdict(get("/v1").header("upgrade", "WebSocket")), Err(Unclean::Upgrade));
-        assert_eq!(verdict(get("/v1").header("upgrade", "h2c")), Ok(()));
+    fn a_whole_handshake_passes() {
+        for (name, value) in [
+            ("accept", "*/*"),
+            ("upgrade", "h2c, WebSocket"),
+            ("connection", "keep-alive, upgrade"),
+            ("content-length", "0"),
+        ] {
+            assert_eq!(verdict(handshake(name, value)), Ok(Protocol::WebSocket), "{name}: {value}");
+        }
+    }
+
+    #[test]
+    fn half_a_handshake_does_not() {
+        for (name, value, refusal) in [
+            ("connection", "", Unclean::Upgrade),
+            ("connection", "keep-alive", Unclean::Upgrade),
+            ("sec-websocket-key", "", Unclean::Handshake),
+            ("sec-websocket-key", "eA==", Unclean::Handshake),
+            ("sec-websocket-key", "no base64 at all, but 24", Unclean::Handshake),
+            ("content-length", "2", Unclean::Handshake),
+            ("transfer-encoding", "chunked", Unclean::Handshake),
+            ("sec-websocket-version", "", Unclean::WebSocketVersion),
+            ("sec-websocket-version", "8", Unclean::WebSocketVersion),
+        ] {
+            assert_eq!(verdict(handshake(name, value)), Err(refusal), "{name}: {value}");
+        }
+        assert_eq!(verdict(handshake("a", "b").method("POST")), Err(Unclean::Handshake));
+        assert_eq!(verdict(handshake("a", "b").version(Version::HTTP_10)), Err(Unclean::Handshake));
+        let two_keys = handshake("a", "b").header("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==");
+        assert_eq!(verdict(two_keys), Err(Unclean::Handshake));
+    }
+
+    #[test]
+    fn an_offer_of_http2_is_ignored() {
+        assert_eq!(verdict(get("/v1").header("upgrade", "h2c")), Ok(Protocol::Http));
+        assert_eq!(verdict(handshake("upgrade", "")), Ok(Protocol::Http));
     }
 }

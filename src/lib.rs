@@ -30,6 +30,7 @@
 //! | [`limit`] | limits, decisions, the two stores |
 //! | [`path`], [`pattern`], [`media`], [`size`] | raw paths, words with a wildcard, kinds of bodies and their bounds, sizes as people write them |
 //! | [`upload`], [`upstream`] | the request's body, connections to upstreams, the answer's body |
+//! | [`tunnel`] | what a connection becomes after a WebSocket's handshake |
 //! | [`body`], [`meter`], [`exchange`], [`cut`] | the answer on its way to the client, the one log line of a request, and who ended it |
 //! | [`events`], [`event_body`] | what is said between the events of an answer |
 //! | [`error`], [`dialect`] | what a caller is told when there is no upstream's answer |
@@ -81,6 +82,7 @@ pub mod route;
 pub mod server;
 pub mod size;
 pub mod tls;
+pub mod tunnel;
 pub mod uncounted;
 pub mod upload;
 pub mod upstream;

@@ -1,7 +1,6 @@
 //! The hub: the life of one request. The only file that knows the order of the stages.
 
 use std::{
-    convert::Infallible,
     net::IpAddr,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::pin,
@@ -15,7 +14,9 @@ use http_body::Body as _;
 use hyper::{
     HeaderMap, Method, Request, Response, StatusCode,
     body::Incoming,
-    header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HeaderValue, RETRY_AFTER},
+    header::{
+        CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HeaderValue, RETRY_AFTER, SEC_WEBSOCKET_VERSION,
+    },
     http::request::Parts,
 };
 use jiff::Timestamp;
@@ -35,7 +36,7 @@ use crate::{
     exchange::{self, Exchange},
     forward,
     headers::{self, REQUEST_ID, X_REQUEST_ID},
-    hygiene::{self, HeadBounds},
+    hygiene::{self, HeadBounds, Protocol},
     keys::KeyId,
     limit::{Limiter, Outcome, Verdict},
     media::Media,
@@ -45,8 +46,9 @@ use crate::{
     policy::{Policy, Tier},
     probe,
     route::{Choice, Destination, Route},
+    tunnel::Tunnel,
     upload::Upload,
-    upstream::{AnswerBody, EndpointStates, Upstreams},
+    upstream::{AnswerBody, EndpointStates, Switched, Upstreams},
 };
 
 /// An early answer waits for so much of the body, so that its client reads it instead of a reset.
@@ -99,6 +101,8 @@ pub struct ConnInfo {
 enum Handled {
     /// It has an upstream's answer.
     Upstream(Response<EventBody<AnswerBody>>),
+    /// Its upstream has switched to WebSocket on this connection.
+    Switched(Response<()>, Box<Switched>),
     /// A browser asked whether a page may call, and it may.
     Preflight,
     /// Somebody asked whether we are there.
@@ -106,12 +110,13 @@ enum Handled {
 }
 
 impl Proxy {
-    /// Answers one request. Whatever happens, it is answered, logged and counted once.
+    /// Answers one request. Whatever happens, it is answered, logged and counted once. With the answer comes the tunnel
+    /// that the connection is to become after it, if the answer says so.
     pub async fn serve(
         &self,
         conn: ConnInfo,
         request: Request<Incoming>,
-    ) -> Result<Response<Body>, Infallible> {
+    ) -> (Response<Body>, Option<Box<Tunnel>>) {
         let (head, incoming) = request.into_parts();
         let policy = self.shared.policy.load_full();
         let request_id = request_id(&head);
@@ -123,23 +128,24 @@ impl Proxy {
         let waits_for_continue = head.headers.contains_key(EXPECT);
         let wants_no_body = head.method == Method::HEAD;
         let handled = self.handle(&policy, &mut exchange, head, grant.as_ref(), &upload);
-        let mut answer = match unless_it_panics(handled).await {
-            Ok(Handled::Upstream(answer)) => pass_on(answer, &policy, exchange),
-            Ok(Handled::Preflight) => answer_preflight(exchange),
-            Ok(Handled::Probe) => answer_probe(exchange, wants_no_body),
+        let (mut answer, tunnel) = match unless_it_panics(handled).await {
+            Ok(Handled::Upstream(answer)) => (pass_on(answer, &policy, exchange), None),
+            Ok(Handled::Switched(head, connection)) => switch(head, connection, &policy, exchange),
+            Ok(Handled::Preflight) => (answer_preflight(exchange), None),
+            Ok(Handled::Probe) => (answer_probe(exchange, wants_no_body), None),
             Err(error) => {
                 if !waits_for_continue || upload.has_begun() {
                     let (most, within) =
                         if exchange.principal.is_some() { DRAIN } else { DRAIN_OF_STRANGERS };
                     upload.drain(most, within).await;
                 }
-                refuse(&error, &policy, exchange, wants_no_body)
+                (refuse(&error, &policy, exchange, wants_no_body), None)
             }
         };
         if let Some(grant) = grant {
             grant.mark(answer.headers_mut());
         }
-        Ok(answer)
+        (answer, tunnel)
     }
 
     /// Logs and counts a request whose head was none, so that no stage saw it. It was answered with its status.
@@ -161,7 +167,7 @@ impl Proxy {
         grant: Option<&Grant>,
         upload: &Upload,
     ) -> Result<Handled, Error> {
-        hygiene::inspect(&head, self.head_bounds())?;
+        let protocol = hygiene::inspect(&head, self.head_bounds())?;
 
         // Browsers ask without a key whether they may send one, and who only asks whether we are there has none.
         if let Some(preflight) = grant.filter(|grant| grant.is_preflight()) {
@@ -176,7 +182,9 @@ impl Proxy {
 
         // Path, host and declared size cost nothing to ask for, so what they refuse must not use up the caller's limit.
         let destination = destination(policy, exchange, &head)?;
+        check_protocol(protocol, destination.routes())?;
         upload.hold_to(destination.most_bytes(Media::of(head.headers.get(CONTENT_TYPE))))?;
+
         let nothing_follows = upload.body().is_end_stream();
         let counts = |route: &Route| !policy.uncounted.include(&head.method, &route.path, nothing_follows);
         if destination.routes().any(counts) {
@@ -190,15 +198,22 @@ impl Proxy {
             Destination::Settled(route) => route,
             Destination::ByModel(choice) => self.choose(choice, exchange, &head, upload).await?,
         };
+        check_protocol(protocol, std::iter::once(&route))?;
 
         if let Some(grant) = grant {
             grant.settle(&mut head.headers);
         }
         let Exchange { request_id, client, .. } = &*exchange;
         forward::outgoing(&mut head, &route, &policy.keys, request_id, *client, nothing_follows);
+        if protocol == Protocol::WebSocket {
+            headers::switch_to_websocket(&mut head.headers);
+        }
         let mut answer = self.upstreams.send(&route.target, head, upload, &mut exchange.attempts).await?;
         exchange.named_by_upstream(answer.headers());
         forward::incoming(answer.headers_mut(), &route.target);
+        if let Some(connection) = answer.body_mut().take_switched() {
+            return Ok(Handled::Switched(answer.map(drop), connection));
+        }
         let answer = speak_between_events(answer, exchange, route.target.keepalive);
         Ok(Handled::Upstream(answer))
     }
@@ -284,6 +299,11 @@ fn speak_between_events(
     answer.map(|body| EventBody::new(body, speaker))
 }
 
+fn check_protocol<'a>(protocol: Protocol, mut routes: impl Iterator<Item = &'a Route>) -> Result<(), Error> {
+    let may_go = protocol == Protocol::Http || routes.any(|route| route.target.websocket);
+    if may_go { Ok(()) } else { Err(Error::WebSocketOff) }
+}
+
 /// The upstream's answer on its way to the client, with what the limits say in its head.
 fn pass_on(
     answer: Response<EventBody<AnswerBody>>,
@@ -296,6 +316,22 @@ fn pass_on(
     head.version = hyper::Version::HTTP_11;
     exchange.answered(head.status, "answered", None);
     Response::from_parts(head, Body::Upstream(MeteredBody::new(body, exchange)))
+}
+
+/// The answer that ends the HTTP of its connection, and the tunnel that begins behind it.
+fn switch(
+    head: Response<()>,
+    connection: Box<Switched>,
+    policy: &Policy,
+    mut exchange: Exchange,
+) -> (Response<Body>, Option<Box<Tunnel>>) {
+    let mut answer = head.map(|()| Body::Switched);
+    let fields = answer.headers_mut();
+    fields.entry(X_REQUEST_ID).or_insert(exchange.request_id.clone());
+    set_statuses(fields, policy, &exchange);
+    headers::switch_to_websocket(fields);
+    exchange.answered(answer.status(), "answered", None);
+    (answer, Some(Box::new(Tunnel::new(*connection, exchange))))
 }
 
 /// The answer to a browser that asks for a page. What it allows comes into its head with the grant.
@@ -345,6 +381,11 @@ fn refuse(error: &Error, policy: &Policy, mut exchange: Exchange, without_body: 
         }
         (Error::StoreUnavailable, _) => drop(fields.insert(RETRY_AFTER, HeaderValue::from_static("1"))),
         _ => set_statuses(fields, policy, &exchange),
+    }
+    if answer.status == StatusCode::UPGRADE_REQUIRED {
+        // Clients of some APIs take this, and this alone, for the word to go on in plain HTTP. They do so at once.
+        fields.insert(CONNECTION, HeaderValue::from_static("close"));
+        fields.insert(SEC_WEBSOCKET_VERSION, HeaderValue::from_static("13"));
     }
     exchange.answered(answer.status, answer.outcome, Some(error.to_string()));
     let body = Fixed::new(if without_body { String::new() } else { text });

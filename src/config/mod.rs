@@ -380,6 +380,7 @@ mod tests {
         assert_eq!(upstream.connection.connect_timeout, Duration::from_secs(5));
         assert_eq!(upstream.connection.pool_idle_timeout, Duration::from_secs(10));
         assert_eq!(upstream.connection.max_answer_header_size, 64 << 10);
+        assert_eq!((upstream.websocket, upstream.websocket_idle_timeout), (true, Duration::from_secs(3600)));
         assert!(upstream.dialect.is_none() && upstream.connection.ca_file.is_none());
         assert!(upstream.endpoints.len() == 1 && upstream.endpoints[0].credential.is_none());
     }
@@ -527,6 +528,7 @@ mod tests {
             [Pattern::Prefix("x-ratelimit-".to_owned())].into_iter().collect()
         );
         assert_eq!(local.header_rules, HeaderRules::default());
+        assert_eq!((openai.websocket, openai.websocket_idle_timeout), (false, Duration::from_secs(2 * 3600)));
         let credential = openai.endpoints[0].credential.as_ref().unwrap();
         assert_eq!(
             (credential.header.as_str(), credential.value.to_str().unwrap()),

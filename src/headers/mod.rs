@@ -147,6 +147,12 @@ pub fn keep_streaming(headers: &mut HeaderMap) {
     }
 }
 
+/// Asks an upstream for a WebSocket, or tells a client that it has one. Runs after [`remove_hop_by_hop`].
+pub fn switch_to_websocket(headers: &mut HeaderMap) {
+    headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+    headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+}
+
 /// Sets what the limits say about an admitted request, in place of an upstream's fields of the same names.
 pub fn set_statuses(headers: &mut HeaderMap, field: &PolicyField, statuses: &[Status]) {
     let Some(tightest) = statuses.iter().min_by(|a, b| room(a).total_cmp(&room(b))) else { return };

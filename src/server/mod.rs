@@ -6,20 +6,28 @@ mod listener;
 mod pulse;
 mod reading;
 mod stream;
+mod switch;
 
-use std::{net::IpAddr, pin::pin, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    net::IpAddr,
+    pin::{Pin, pin},
+    sync::Arc,
+    time::Duration,
+};
 
 use arc_swap::ArcSwap;
 use hyper::{
+    Request,
+    body::Incoming,
     server::conn::{http1, http2},
     service::service_fn,
+    upgrade::OnUpgrade,
 };
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    server::graceful::GracefulConnection,
-};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use rustls::ServerConfig;
 use tokio::{
+    io::AsyncWriteExt,
     net::{TcpListener, TcpStream},
     sync::watch,
 };
@@ -36,6 +44,7 @@ use self::{
     pulse::{Expiry, GOODBYE, Protocol, Pulse},
     reading::{ReadBody, Reader, StreamExecutor},
     stream::WatchedStream,
+    switch::{Granted, Rest, Switch},
 };
 use crate::{
     config::Bounds,
@@ -175,39 +184,49 @@ impl Server {
         let io = TokioIo::new(WatchedStream::new(stream, watched.pulse.clone(), watched.delivery.clone()));
         let pulse = watched.pulse.clone();
         let (proxy, cut) = (self.proxy.clone(), self.cut.part());
-        let of_requests = cut.clone();
-        let service = service_fn(move |request| {
+        let (of_requests, switch) = (cut.clone(), Switch::default());
+        let asked = switch.clone();
+        let service = service_fn(move |mut request: Request<Incoming>| {
             let (proxy, begun, cut) = (proxy.clone(), watched.pulse.request_begun(), of_requests.clone());
             let delivery = watched.delivery.clone();
+            let upgrade =
+                request.extensions_mut().remove::<OnUpgrade>().map(|upgrade| (upgrade, asked.clone()));
             async move {
                 let reader = Reader::current();
                 let cut = reader.as_ref().map_or(cut, |reader| reader.cut().clone());
-                let answer = proxy.serve(ConnInfo { client, cut }, request).await;
-                answer.map(|answer| {
-                    let delivered = |body| ReadBody::new(DeliveredBody::new(body, delivery), reader);
-                    answer.map(|body| begun.until_the_end_of(delivered(body)))
-                })
+                let (answer, tunnel) = proxy.serve(ConnInfo { client, cut }, request).await;
+                if let Some((upgrade, switch)) = upgrade {
+                    switch.asked(upgrade, tunnel.map(|tunnel| Granted { tunnel, begun: begun.clone() }));
+                }
+                let delivered = |body| ReadBody::new(DeliveredBody::new(body, delivery), reader);
+                Ok::<_, Infallible>(answer.map(|body| begun.until_the_end_of(delivered(body))))
             }
         });
         let bounds = &self.proxy.shared.bounds;
         let watch = Watch { client, pulse: &pulse, cut: &cut };
         match pulse.protocol() {
             Protocol::Http1 => {
-                self.supervise(http1_builder(bounds).serve_connection(io, service), watch).await
+                let connection = http1_builder(bounds).serve_connection(io, service).with_upgrades();
+                self.supervise(connection, http1::UpgradeableConnection::graceful_shutdown, &watch).await;
+                if let Some(rest) = switch.rest().await {
+                    self.go_on(rest, &watch).await;
+                }
             }
             Protocol::Http2 => {
                 let streams = StreamExecutor { patience: bounds.write_timeout, cut: cut.clone() };
-                self.supervise(http2_builder(bounds, streams).serve_connection(io, service), watch).await
+                let connection = http2_builder(bounds, streams).serve_connection(io, service);
+                self.supervise(connection, http2::Connection::graceful_shutdown, &watch).await;
             }
         }
     }
 
     /// Drives a connection until it ends, until its pulse says that its client has been given enough time, or until
     /// the process stops. While the process drains, it ends after what it is doing.
-    async fn supervise<C>(&self, connection: C, Watch { client, pulse, cut }: Watch<'_>)
+    async fn supervise<C>(&self, connection: C, drain: fn(Pin<&mut C>), watch: &Watch<'_>)
     where
-        C: GracefulConnection<Error = hyper::Error> + Future<Output = hyper::Result<()>>,
+        C: Future<Output = hyper::Result<()>>,
     {
+        let Watch { client, pulse, cut } = watch;
         let mut connection = pin!(connection);
         let (mut phase, mut stop) = (self.phase.clone(), self.phase.clone());
         let mut draining = false;
@@ -216,7 +235,7 @@ impl Server {
                 ended = connection.as_mut() => {
                     if let Err(error) = ended {
                         if error.is_parse() {
-                            self.proxy.refused_unread(client, &error);
+                            self.proxy.refused_unread(*client, &error);
                         }
                         tracing::debug!(%client, %error, "the connection broke");
                     }
@@ -227,7 +246,7 @@ impl Server {
                 _ = phase.wait_for(|phase| *phase != Phase::Serving), if !draining => {
                     draining = true;
                     pulse.drain();
-                    connection.as_mut().graceful_shutdown();
+                    drain(connection.as_mut());
                 }
             }
         };
@@ -243,11 +262,34 @@ impl Server {
         tracing::debug!(%client, reason = expiry.label(), "the connection ran out of time");
         match expiry {
             Expiry::Idle => {
-                connection.as_mut().graceful_shutdown();
+                drain(connection.as_mut());
                 let _ = tokio::time::timeout(GOODBYE, connection).await;
             }
             Expiry::WriteStalled => cut.because(Reason::Unread),
             Expiry::SlowHead | Expiry::Drained => {}
+        }
+    }
+
+    /// Lets a connection that is done with HTTP be the tunnel that it was granted, or ends it. A tunnel lasts as long as
+    /// both sides want, draining or not: the time to drain or the end of the process cuts it.
+    async fn go_on(&self, rest: Rest, Watch { client, pulse, cut }: &Watch<'_>) {
+        let Rest { mut stream, early, granted } = rest;
+        let Some(Granted { tunnel, begun: _begun }) = granted else {
+            let _ = stream.shutdown().await;
+            return;
+        };
+        stream.close_one_way();
+        let mut tunnel = pin!(tunnel.run(stream, early));
+        let mut stop = self.phase.clone();
+        tokio::select! {
+            () = tunnel.as_mut() => {}
+            _ = stop.wait_for(|phase| *phase == Phase::Stopping) => {}
+            expiry = pulse.expiry() => {
+                self.proxy.shared.metrics.connection_expired(expiry.label());
+                tracing::debug!(%client, reason = expiry.label(), "the tunnel ran out of time");
+                // Before the tunnel is dropped, which tells its end.
+                cut.because(Reason::Unread);
+            }
         }
     }
 }

@@ -176,6 +176,13 @@ impl Pulse {
 #[derive(Debug)]
 pub(super) struct Begun(Arc<Pulse>);
 
+impl Clone for Begun {
+    /// One that lasts as long as the longer of both.
+    fn clone(&self) -> Self {
+        self.0.request_begun()
+    }
+}
+
 impl Begun {
     pub(super) fn until_the_end_of<B>(self, body: B) -> Lasting<B> {
         Lasting { body, _begun: self }

@@ -35,6 +35,8 @@ pub(super) struct WatchedStream {
     /// Whether the last read brought something, and nobody has read on since.
     unread: bool,
     next_look: Option<Pin<Box<Sleep>>>,
+    /// Whether each way ends for itself, as in a tunnel.
+    one_way: bool,
     linger: Option<Linger>,
 }
 
@@ -45,13 +47,19 @@ struct Linger {
 
 impl WatchedStream {
     pub(super) fn new(stream: TlsStream<TcpStream>, pulse: Arc<Pulse>, delivery: Arc<Delivery>) -> Self {
-        Self { stream, pulse, delivery, unread: false, next_look: None, linger: None }
+        Self { stream, pulse, delivery, unread: false, next_look: None, one_way: false, linger: None }
+    }
+
+    /// From here on each way ends for itself: a client that has closed its own is not gone, and what it sends after the
+    /// other is shut down can still be read.
+    pub(super) fn close_one_way(&mut self) {
+        self.one_way = true;
     }
 
     /// Fails when the client of a request that is under way is gone, as far as the kernel knows. hyper flushes whenever it
     /// has done what it can, so this is asked in time.
     fn look_for_the_end(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        if !self.unread || !self.pulse.has_requests() {
+        if !self.unread || self.one_way || !self.pulse.has_requests() {
             return Ok(());
         }
         let next_look = self.next_look.get_or_insert_with(|| Box::pin(tokio::time::sleep(LOOK)));
@@ -160,6 +168,9 @@ impl AsyncWrite for WatchedStream {
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.linger.is_none() {
             ready!(Pin::new(&mut self.stream).poll_shutdown(cx))?;
+        }
+        if self.one_way {
+            return Poll::Ready(Ok(()));
         }
         self.poll_linger(cx).map(Ok)
     }

@@ -8,7 +8,7 @@ use std::{
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
+use hyper::{body::Incoming, upgrade::OnUpgrade};
 use tokio::time::{Instant, Sleep};
 
 use super::{pool::Lease, state::InFlight, with_causes};
@@ -23,6 +23,17 @@ pub struct AnswerBody {
     silence: Option<Pin<Box<Sleep>>>,
     deadline: Option<Instant>,
     in_flight: Option<InFlight>,
+    switched: Option<Box<Switched>>,
+}
+
+/// A connection to an upstream that speaks HTTP no more.
+#[derive(Debug)]
+pub struct Switched {
+    /// Comes to the connection itself.
+    pub upgrade: OnUpgrade,
+    /// How long both sides may be silent.
+    pub idle: Duration,
+    pub(super) in_flight: Option<InFlight>,
 }
 
 /// Why an answer broke off.
@@ -47,15 +58,43 @@ pub enum AnswerError {
 
 impl AnswerBody {
     pub(super) fn new(body: Incoming, lease: Lease, most_silence: Duration) -> Self {
-        let (silence, deadline, in_flight) = (None, None, None);
-        let mut this = Self { body, lease: Some(lease), most_silence, silence, deadline, in_flight };
+        let mut this = Self {
+            body,
+            lease: Some(lease),
+            most_silence,
+            silence: None,
+            deadline: None,
+            in_flight: None,
+            switched: None,
+        };
         this.release_at_end();
         this
     }
 
     /// Counts as a request of its endpoint until it has passed.
     pub(super) fn count_as(&mut self, in_flight: Option<InFlight>) {
-        self.in_flight = in_flight;
+        match &mut self.switched {
+            None => self.in_flight = in_flight,
+            Some(switched) => switched.in_flight = in_flight,
+        }
+    }
+
+    /// The empty body of an answer that ends the HTTP of its connection, which no pool gets back.
+    pub(super) fn switched(body: Incoming, switched: Switched) -> Self {
+        Self {
+            body,
+            lease: None,
+            most_silence: switched.idle,
+            silence: None,
+            deadline: None,
+            in_flight: None,
+            switched: Some(Box::new(switched)),
+        }
+    }
+
+    /// What the connection has become, where the upstream has switched protocols.
+    pub fn take_switched(&mut self) -> Option<Box<Switched>> {
+        self.switched.take()
     }
 
     /// Breaks it off at this instant, whatever passes then.

@@ -171,6 +171,22 @@ impl Origin {
         Ok(connection)
     }
 
+    /// A connection for a request that may take it away for another protocol, which HTTP/2 does not let it (RFC 9113 §8.6).
+    pub(super) async fn connect_alone(&self) -> Result<Connection, SendError> {
+        let connecting = async {
+            let socket = self.reach().await?;
+            match &self.tls {
+                None => Ok(speak_http1(socket, self.max_head).await?),
+                Some(tls) => {
+                    let stream = tls.without_http2().shake_hands(socket).await?;
+                    Ok(speak_http1(stream, self.max_head).await?)
+                }
+            }
+        };
+        let connected = tokio::time::timeout(self.connect_timeout, Box::pin(connecting)).await;
+        connected.unwrap_or(Err(SendError::ConnectTimeout))
+    }
+
     async fn reach(&self) -> Result<TcpStream, ConnectError> {
         let Some(proxy) = &self.proxy else {
             return dial(&self.host, self.port).await.map_err(ConnectError::Dial);
@@ -192,6 +208,12 @@ impl Tls {
             config: tls::upstream_config(connection)?,
             timeout: connection.tls_timeout,
         })
+    }
+
+    fn without_http2(&self) -> Self {
+        let mut config = (*self.config).clone();
+        config.alpn_protocols.retain(|protocol| protocol != b"h2");
+        Self { config: Arc::new(config), ..self.clone() }
     }
 
     async fn shake_hands(&self, socket: TcpStream) -> Result<TlsStream<TcpStream>, SendError> {
@@ -236,6 +258,6 @@ where
         .await;
     let (sender, driver) = handshake.map_err(ConnectError::Http)?;
     // The driver ends when its connection is dropped or broken; whoever uses the connection sees the error too.
-    tokio::spawn(driver);
+    tokio::spawn(driver.with_upgrades());
     Ok(Connection { sender: Sender::Http1(sender), heard })
 }

@@ -40,6 +40,8 @@ pub struct Target {
     pub header_rules: HeaderRules,
     /// After so much silence its event streams are kept alive, where that is wanted.
     pub keepalive: Option<Duration>,
+    /// Whether a client may switch to WebSocket there.
+    pub websocket: bool,
     /// Where its requests can go; at least one.
     pub(super) endpoints: Vec<Endpoint>,
     /// What is tried again.
@@ -55,6 +57,7 @@ pub struct Target {
 pub(super) struct Timeouts {
     pub(super) first_byte: Duration,
     pub(super) idle: Duration,
+    pub(super) websocket_idle: Duration,
 }
 
 /// One place that serves an upstream's requests.
@@ -84,7 +87,11 @@ impl Target {
         states: &EndpointStates,
     ) -> Result<Self, TlsError> {
         let has_others = upstream.endpoints.len() > 1 || fallback.is_some() || upstream.stands_in;
-        let timeouts = Timeouts { first_byte: upstream.first_byte_timeout, idle: upstream.idle_timeout };
+        let timeouts = Timeouts {
+            first_byte: upstream.first_byte_timeout,
+            idle: upstream.idle_timeout,
+            websocket_idle: upstream.websocket_idle_timeout,
+        };
         let endpoint = |endpoint: &config::Endpoint| {
             let state = states.of(&upstream.name, endpoint, has_others);
             Endpoint::new(endpoint, &upstream.connection, timeouts, state).map_err(|source| {
@@ -96,6 +103,7 @@ impl Target {
             dialect: upstream.dialect,
             header_rules: upstream.header_rules.clone(),
             keepalive: upstream.keepalive,
+            websocket: upstream.websocket,
             endpoints: upstream.endpoints.iter().map(endpoint).collect::<Result<_, _>>()?,
             retry: upstream.retry.clone(),
             fallback,
@@ -240,6 +248,8 @@ mod for_test {
             idle_timeout: minute,
             total_timeout: None,
             keepalive: None,
+            websocket: true,
+            websocket_idle_timeout: minute,
         }
     }
 }

@@ -20,11 +20,13 @@ mod state;
 
 use std::{sync::Arc, time::Duration};
 
-use hyper::{Request, Response, StatusCode, http::request::Parts};
+use hyper::{
+    HeaderMap, Request, Response, StatusCode, body::Incoming, header::UPGRADE, http::request::Parts,
+};
 use tokio::time::Instant;
 
 pub use self::{
-    answer::{AnswerBody, AnswerError},
+    answer::{AnswerBody, AnswerError, Switched},
     attempts::Attempts,
     connect::ConnectError,
     endpoint::Target,
@@ -106,6 +108,10 @@ impl Upstreams {
         is_last: bool,
     ) -> Result<Response<AnswerBody>, Failed> {
         endpoint.address(&mut head);
+        if head.headers.contains_key(UPGRADE) {
+            let alone = endpoint.origin.connect_alone().await.map_err(unheard)?;
+            return self.exchange(endpoint, alone, head, upload).await.map_err(unheard);
+        }
         let pooled = self.pool.take(endpoint.id);
         let reused = pooled.is_some();
         let mut connection = match pooled {
@@ -134,8 +140,7 @@ impl Upstreams {
     }
 
     async fn connect(&self, endpoint: &Endpoint) -> Result<Connection, Failed> {
-        let connected = self.pool.connect(endpoint.id, &endpoint.origin).await;
-        connected.map_err(|error| Failed { error, heard: false })
+        self.pool.connect(endpoint.id, &endpoint.origin).await.map_err(unheard)
     }
 
     /// Closes the connections that have been idle for too long.
@@ -151,6 +156,7 @@ impl Upstreams {
         upload: &Upload,
     ) -> Result<Response<AnswerBody>, SendError> {
         let most = endpoint.origin.max_head;
+        let asks_to_switch = head.headers.contains_key(UPGRADE);
         if connection.is_shared() {
             endpoint.origin.address_in_full(&mut head);
         }
@@ -160,14 +166,18 @@ impl Upstreams {
             () = silence(upload, endpoint.timeouts.first_byte) => return Err(SendError::FirstByteTimeout),
         };
         if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
-            // Nobody asked for it: upgrades are refused before.
-            return Err(SendError::NotHttp);
+            return switch(answer, asks_to_switch, endpoint.timeouts.websocket_idle);
         }
         endpoint.watch_head(answer.headers());
         let Endpoint { id, origin, .. } = endpoint;
         let lease = self.pool.lease(*id, origin.pool_idle_timeout, connection);
         Ok(answer.map(|body| AnswerBody::new(body, lease, endpoint.timeouts.idle)))
     }
+}
+
+/// A failure before anything came.
+fn unheard(error: SendError) -> Failed {
+    Failed { error, heard: false }
 }
 
 /// An error of hyper and what is behind it, of which its own message says nothing.
@@ -179,6 +189,23 @@ fn with_causes(error: &hyper::Error) -> String {
         cause = inner.source();
     }
     text
+}
+
+/// Nobody but who asked for a WebSocket gets one, and nothing else.
+fn switch(
+    mut answer: Response<Incoming>,
+    asked: bool,
+    idle: Duration,
+) -> Result<Response<AnswerBody>, SendError> {
+    if !asked || !names_websocket(answer.headers()) {
+        return Err(SendError::NotHttp);
+    }
+    let switched = Switched { upgrade: hyper::upgrade::on(&mut answer), idle, in_flight: None };
+    Ok(answer.map(|body| AnswerBody::switched(body, switched)))
+}
+
+fn names_websocket(headers: &HeaderMap) -> bool {
+    headers.get(UPGRADE).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"websocket"))
 }
 
 /// Whether a pooled connection was closed before it answered anything.

@@ -191,8 +191,28 @@ const CORPUS: &[(&str, &str, Fate)] = &[
     ("the other protocol's version", "GET /v1/x HTTP/2.0\r\nhost: a\r\n{key}\r\n", Refused(400)),
     ("a version to come", "GET /v1/x HTTP/1.2\r\nhost: a\r\n{key}\r\n", Refused(400)),
     (
-        "a WebSocket",
+        "a WebSocket with a key that is none",
         "GET /v1/realtime HTTP/1.1\r\nhost: a\r\n{key}connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: eA==\r\n\r\n",
+        Refused(400),
+    ),
+    (
+        "a WebSocket with a body",
+        "GET /v1/realtime HTTP/1.1\r\nhost: a\r\n{key}connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\ncontent-length: 60\r\n\r\nGET /v1/smuggled HTTP/1.1\r\nhost: a\r\n{key}\r\n",
+        Refused(400),
+    ),
+    (
+        "a WebSocket by POST",
+        "POST /v1/realtime HTTP/1.1\r\nhost: a\r\n{key}connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+        Refused(400),
+    ),
+    (
+        "a WebSocket of another version",
+        "GET /v1/realtime HTTP/1.1\r\nhost: a\r\n{key}connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 8\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+        Refused(426),
+    ),
+    (
+        "a WebSocket that a proxy has taken the connection from",
+        "GET /v1/realtime HTTP/1.1\r\nhost: a\r\n{key}upgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
         Refused(426),
     ),
     (

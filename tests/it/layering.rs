@@ -20,7 +20,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     ("reload", &["config", "policy", "proxy", "tls"]),
-    ("server", &["config", "cut", "metrics", "proxy"]),
+    ("server", &["config", "cut", "metrics", "proxy", "tunnel"]),
     ("admin", &["limit", "metrics", "server", "upstream"]),
     ("logging", &["config"]),
     ("key_file", &["atomic_file", "keys"]),
@@ -50,6 +50,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "policy",
             "probe",
             "route",
+            "tunnel",
             "upload",
             "upstream",
         ],
@@ -91,6 +92,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("event_body", &["cut", "dialect", "error", "events", "upstream"]),
     ("body", &["event_body", "meter", "upstream"]),
     ("meter", &["exchange", "upstream"]),
+    ("tunnel", &["exchange", "upstream"]),
     // The configuration is made of the leaves' own types.
     (
         "config",
@@ -117,7 +119,7 @@ fn sources() -> BTreeMap<String, String> {
     collect(&root, &mut files);
     let code = |path: &PathBuf| {
         let text = fs::read_to_string(path).unwrap();
-        let code = text.split("#[cfg(test)]\nmod tests").next().unwrap().to_owned();
+        let code = text.split("#[cfg(test)]\nmod ").next().unwrap().to_owned();
         let lines: Vec<_> = code.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
         (path.strip_prefix(&root).unwrap().to_str().unwrap().to_owned(), lines.join("\n"))
     };

@@ -39,3 +39,4 @@ mod uploads;
 mod upstream_faults;
 mod upstream_http2;
 mod upstream_reached;
+mod websocket;

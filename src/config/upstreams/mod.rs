@@ -62,6 +62,10 @@ pub struct Upstream {
     pub total_timeout: Option<Duration>,
     /// `keepalive`: after so much silence of an event stream its client is told that it lives. Default: never.
     pub keepalive: Option<Duration>,
+    /// `websocket`: whether a client may switch to it. Default true.
+    pub websocket: bool,
+    /// `websocket_idle_timeout`: how long both sides of a WebSocket may be silent. Default 3600 s.
+    pub websocket_idle_timeout: Duration,
 }
 
 impl Upstream {
@@ -131,9 +135,11 @@ fn upstream<'a>(
     let header_rules = headers::header_rules(&mut table);
     let urls: Vec<_> = endpoints.iter().flatten().map(|endpoint| &endpoint.url).collect();
     let connection = connection::connection(&mut table, &urls);
+    let websocket = table.read("websocket", Field::flag).unwrap_or(true);
     let mut duration = |key, default| table.read(key, Field::duration).unwrap_or(default);
     let first_byte_timeout = duration("first_byte_timeout", Duration::from_secs(600));
     let idle_timeout = duration("idle_timeout", Duration::from_secs(600));
+    let websocket_idle_timeout = duration("websocket_idle_timeout", Duration::from_secs(3600));
     let total_timeout = table.read("total_timeout", Field::duration);
     let keepalive = table.read("keepalive", |field| keepalive(field, idle_timeout));
     let retry = table.read("retry", retry::retry);
@@ -159,6 +165,8 @@ fn upstream<'a>(
         idle_timeout,
         total_timeout,
         keepalive,
+        websocket,
+        websocket_idle_timeout,
     };
     Some((upstream, fallback))
 }

@@ -65,6 +65,30 @@ impl Plain {
         Ok(answer)
     }
 
+    /// So many bytes that follow a head.
+    pub(crate) async fn bytes(&mut self, count: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; count];
+        patiently("bytes after a head", self.0.read_exact(&mut bytes)).await?;
+        Ok(bytes)
+    }
+
+    /// What comes until the other side closes.
+    pub(crate) async fn rest(&mut self) -> io::Result<Vec<u8>> {
+        let mut rest = Vec::new();
+        patiently("the end of a connection", self.0.read_to_end(&mut rest)).await?;
+        Ok(rest)
+    }
+
+    /// Says that nothing more will be sent; what comes can still be read.
+    pub(crate) async fn close_one_way(&mut self) {
+        self.0.get_mut().shutdown().await.unwrap();
+    }
+
+    /// The connection itself.
+    pub(crate) fn into_stream(self) -> BufReader<TlsStream<TcpStream>> {
+        self.0
+    }
+
     /// Closes the socket with a reset in place of an orderly end.
     pub(crate) fn reset(self) {
         self.0.get_ref().get_ref().0.set_zero_linger().unwrap();

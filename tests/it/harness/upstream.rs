@@ -64,6 +64,7 @@ enum Step {
     Send(Vec<u8>),
     Wait(Gate),
     Hang,
+    Echo,
     Close,
     Reset,
 }
@@ -117,6 +118,19 @@ impl Script {
     pub(crate) fn wait_before_last(mut self, gate: &Gate) -> Self {
         let last = self.0.len() - 1;
         self.0.insert(last, Step::Wait(gate.clone()));
+        self
+    }
+
+    /// Switches to WebSocket, with these header lines, each with its CRLF.
+    pub(crate) fn switch(headers: &str) -> Self {
+        Self::new().send(format!(
+            "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\n{headers}\r\n"
+        ))
+    }
+
+    /// Sends back every byte that comes, until the other side closes.
+    pub(crate) fn echo(mut self) -> Self {
+        self.0.push(Step::Echo);
         self
     }
 
@@ -254,6 +268,11 @@ async fn serve(
                 Step::Send(bytes) => socket.write_all(&bytes).await?,
                 Step::Wait(gate) => gate.opened().await,
                 Step::Hang => drop(socket.read_u8().await?),
+                Step::Echo => {
+                    let (mut read, mut write) = tokio::io::split(&mut socket);
+                    tokio::io::copy_buf(&mut BufReader::new(&mut read), &mut write).await?;
+                    return Ok(());
+                }
                 Step::Close => return Ok(()),
                 Step::Reset => return socket.get_ref().set_zero_linger(),
             }

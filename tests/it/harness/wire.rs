@@ -88,6 +88,21 @@ impl Link {
         self.0.get_mut().write_all(bytes.as_ref()).await.is_ok()
     }
 
+    /// Says that nothing more will be sent; what comes can still be read.
+    pub(crate) async fn close_one_way(&mut self) {
+        self.0.get_mut().shutdown().await.unwrap();
+    }
+
+    /// Closes the socket with a reset in place of an orderly end.
+    pub(crate) fn reset(self) {
+        self.0.get_ref().set_zero_linger().unwrap();
+    }
+
+    /// The connection itself.
+    pub(crate) fn into_stream(self) -> BufReader<TcpStream> {
+        self.0
+    }
+
     /// A small answer, after which the connection can be used again.
     pub(crate) async fn ok(&mut self) {
         self.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await;

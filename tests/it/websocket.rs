@@ -1,0 +1,475 @@
+//! WebSocket: a handshake is a request like any other, and what follows it is a tunnel that nobody looks into.
+
+use reqwest::StatusCode;
+use rustix::process::Signal;
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::harness::{Answer, Link, Plain, Proxy, ProxyBuilder, Script, Upstream, Wire, patiently, secret};
+
+const LIMITS: &str = r#"{ requests = 100, per = "1m" }"#;
+
+const TARGET: &str = "/v1/realtime?model=m";
+
+/// What every client sends, but for its credential.
+const HANDSHAKE: &str = "host: localhost\r\nconnection: keep-alive, Upgrade\r\nupgrade: websocket\r\n\
+     sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
+
+const ACCEPT: &str = "sec-websocket-accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n";
+
+/// Asks for a WebSocket with these further header lines, and reads the head of what comes.
+async fn ask(proxy: &Proxy, target: &str, headers: &str) -> (Plain, Answer) {
+    let mut client = Plain::connect(proxy).await;
+    client.send(format!("GET {target} HTTP/1.1\r\n{HANDSHAKE}{headers}\r\n")).await.unwrap();
+    let answer = client.head().await.unwrap();
+    (client, answer)
+}
+
+fn key(id: &str) -> String {
+    format!("authorization: Bearer {}\r\n", secret(id))
+}
+
+/// A proxy with one open tunnel.
+struct Tunnel {
+    wire: Wire,
+    proxy: Proxy,
+    client: Plain,
+    server: Link,
+}
+
+impl Tunnel {
+    async fn open(build: impl FnOnce(ProxyBuilder) -> ProxyBuilder) -> Self {
+        let wire = Wire::listen().await;
+        let proxy = build(ProxyBuilder::before_url(&wire.url()).tier("alice", LIMITS)).start().await;
+        let (client, server) = tunnel(&proxy, &wire).await;
+        Self { wire, proxy, client, server }
+    }
+
+    /// The log line of the tunnel, which has ended.
+    async fn logged(&self) -> Value {
+        self.proxy.logged("/v1/realtime").await
+    }
+}
+
+/// Both ends of a new tunnel.
+async fn tunnel(proxy: &Proxy, wire: &Wire) -> (Plain, Link) {
+    let key = key("alice");
+    let server = async {
+        let mut link = wire.accept().await;
+        link.head().await;
+        link.send(format!(
+            "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n{ACCEPT}\r\n"
+        ))
+        .await;
+        link
+    };
+    let ((client, answer), server) = tokio::join!(ask(proxy, TARGET, &key), server);
+    assert_eq!(answer.status, 101);
+    (client, server)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handshake_passes_and_bytes_follow_both_ways() {
+    let upstream = Upstream::start(|_| {
+        Script::switch(&format!("{ACCEPT}sec-websocket-extensions: permessage-deflate\r\n")).echo()
+    })
+    .await;
+    let proxy = ProxyBuilder::before(&upstream).tier("alice", LIMITS).start().await;
+    let offer = "sec-websocket-extensions: permessage-deflate; client_max_window_bits\r\norigin: https://app.example\r\n";
+    let (mut client, answer) = ask(&proxy, TARGET, &format!("{offer}{}", key("alice"))).await;
+
+    let request = upstream.next_request().await;
+    assert_eq!((&*request.method, &*request.target), ("GET", TARGET));
+    for (name, value) in [
+        ("connection", "Upgrade"),
+        ("upgrade", "websocket"),
+        ("sec-websocket-version", "13"),
+        ("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ=="),
+        ("sec-websocket-extensions", "permessage-deflate; client_max_window_bits"),
+        ("origin", "https://app.example"),
+    ] {
+        assert_eq!(request.header(name), Some(value), "{name}");
+    }
+    assert_eq!(answer.status, 101);
+    for (name, value) in [
+        ("connection", "Upgrade"),
+        ("upgrade", "websocket"),
+        ("sec-websocket-accept", "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="),
+        ("sec-websocket-extensions", "permessage-deflate"),
+        ("x-ratelimit-limit", "100"),
+        ("x-ratelimit-remaining", "99"),
+    ] {
+        assert_eq!(answer.header(name), Some(value), "{name}");
+    }
+    assert_eq!((answer.header("content-length"), answer.header("transfer-encoding")), (None, None));
+    assert!(answer.header("x-request-id").is_some());
+
+    // What is inside is nobody's business, so anything passes.
+    for frame in [&b"\x81\x02hi"[..], b"\x88\x00", b"GET / HTTP/1.1\r\n\r\n", b"\0\xff\r\n"] {
+        client.send(frame).await.unwrap();
+        assert_eq!(client.bytes(frame.len()).await.unwrap(), frame);
+    }
+    assert_eq!(proxy.metric("tollgate_in_flight_requests").await, 1.0);
+    assert_eq!(proxy.metric("tollgate_connections").await, 1.0);
+    client.close_one_way().await;
+    assert_eq!(client.rest().await.unwrap(), b"");
+
+    let line = proxy.logged("/v1/realtime").await;
+    assert_eq!(
+        (&line["status"], &line["outcome"], &line["ending"]),
+        (&101.into(), &"answered".into(), &"complete".into())
+    );
+    assert_eq!((&line["bytes"], &line["received_bytes"]), (&28.into(), &28.into()), "{line}");
+    assert_eq!(proxy.metric("tollgate_in_flight_requests").await, 0.0);
+
+    proxy.chat(&proxy.client(), "alice").send().await.unwrap();
+    assert_eq!(upstream.connections(), 2, "a connection that was a tunnel is never used again");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn large_frames_pass_both_ways_at_once() {
+    const LENGTH: usize = 10 * 1024 * 1024;
+    let upstream = Upstream::start(|_| Script::switch(ACCEPT).echo()).await;
+    let proxy = ProxyBuilder::before(&upstream).tier("alice", LIMITS).start().await;
+    let (client, answer) = ask(&proxy, TARGET, &key("alice")).await;
+    assert_eq!(answer.status, 101);
+    let frame: Vec<u8> = (0..LENGTH as u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let (mut read, mut write) = tokio::io::split(client.into_stream());
+    let sent = frame.clone();
+    let sends = tokio::spawn(async move {
+        write.write_all(&sent).await.unwrap();
+        write.flush().await.unwrap();
+        write
+    });
+    let mut back = vec![0; LENGTH];
+    patiently("the echo", read.read_exact(&mut back)).await.unwrap();
+    assert!(back == frame, "every byte came back in its place");
+    drop(sends.await.unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn either_side_may_close_and_the_other_hears_of_it() {
+    let Tunnel { proxy, client, mut server, .. } = Tunnel::open(|proxy| proxy).await;
+    drop(client);
+    assert_eq!(server.ended().await, b"");
+    let line = proxy.logged("/v1/realtime").await;
+    assert_eq!(line["status"], 101);
+
+    let Tunnel { proxy, mut client, server, .. } = Tunnel::open(|proxy| proxy).await;
+    drop(server);
+    assert_eq!(client.rest().await.unwrap(), b"");
+    let line = proxy.logged("/v1/realtime").await;
+    assert_eq!((&line["ending"], &line["reason"]), (&"complete".into(), &"the upstream closed".into()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reset_is_heard_on_the_other_side_too() {
+    let Tunnel { proxy, client, mut server, .. } = Tunnel::open(|proxy| proxy).await;
+    client.reset();
+    assert_eq!(server.ended().await, b"");
+    assert_eq!(proxy.logged("/v1/realtime").await["outcome"], "client_gone");
+
+    let Tunnel { proxy, mut client, server, .. } = Tunnel::open(|proxy| proxy).await;
+    server.reset();
+    let _ = client.rest().await;
+    assert_eq!(proxy.logged("/v1/realtime").await["outcome"], "upstream_broke");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_has_said_everything_can_still_listen() {
+    let Tunnel { proxy: _proxy, mut client, mut server, .. } = Tunnel::open(|proxy| proxy).await;
+    client.send("question").await.unwrap();
+    client.close_one_way().await;
+    assert_eq!(server.ended().await, b"question");
+    server.send("answer").await;
+    drop(server);
+    assert_eq!(client.rest().await.unwrap(), b"answer");
+
+    let Tunnel { proxy: _proxy, mut client, mut server, .. } = Tunnel::open(|proxy| proxy).await;
+    server.send("goodbye").await;
+    server.close_one_way().await;
+    assert_eq!(client.rest().await.unwrap(), b"goodbye");
+    client.send("goodbye to you").await.unwrap();
+    client.close_one_way().await;
+    assert_eq!(server.ended().await, b"goodbye to you");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_still_sends_reads_the_goodbye_of_an_upstream_that_is_gone() {
+    let Tunnel { proxy: _proxy, client, mut server, .. } = Tunnel::open(|proxy| proxy).await;
+    let (mut read, mut write) = tokio::io::split(client.into_stream());
+    let sends = tokio::spawn(async move { while write.write_all(&[7; 1000]).await.is_ok() {} });
+    server.bytes(1000).await;
+    let goodbye = vec![b'!'; 100_000];
+    server.send(&goodbye).await;
+    drop(server);
+    let mut said = Vec::new();
+    let _ = patiently("the goodbye", read.read_to_end(&mut said)).await;
+    assert_eq!(said.len(), goodbye.len());
+    sends.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_does_not_read_holds_up_the_sender_and_loses_nothing() {
+    const LENGTH: usize = 64 * 1024 * 1024;
+    let Tunnel { proxy: _proxy, client, server, .. } = Tunnel::open(|proxy| proxy).await;
+    let (mut client, mut server) = (client.into_stream(), server.into_stream());
+    let (progress, mut sent) = tokio::sync::watch::channel(0);
+    tokio::spawn(async move {
+        while *progress.borrow() < LENGTH && server.write_all(&[1; 64 * 1024]).await.is_ok() {
+            progress.send_modify(|sent| *sent += 64 * 1024);
+        }
+    });
+    while tokio::time::timeout(std::time::Duration::from_secs(1), sent.changed()).await.is_ok() {}
+    assert!(*sent.borrow() < LENGTH / 2, "only what sockets hold was taken: {}", *sent.borrow());
+    let mut all = Vec::new();
+    patiently("all that was held up", client.read_to_end(&mut all)).await.unwrap();
+    assert_eq!(all.len(), LENGTH);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_never_reads_is_cut_off() {
+    let mut tunnel = Tunnel::open(|proxy| proxy.server("write_timeout = \"500ms\"")).await;
+    let mut server = std::mem::replace(&mut tunnel.server, idle_link(&tunnel.wire).await).into_stream();
+    let cut = async { while server.write_all(&[1; 64 * 1024]).await.is_ok() {} };
+    patiently("the end of the tunnel", cut).await;
+    assert_eq!(tunnel.logged().await["outcome"], "client_stalled");
+    drop(tunnel.client);
+}
+
+/// A connection that stands in for one that was moved away.
+async fn idle_link(wire: &Wire) -> Link {
+    let _ours = tokio::net::TcpStream::connect(wire.url().trim_start_matches("http://")).await.unwrap();
+    wire.accept().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn silence_on_both_sides_ends_a_tunnel_and_words_do_not() {
+    let idle = "websocket_idle_timeout = \"2s\"";
+    let mut tunnel = Tunnel::open(|proxy| proxy.upstream(idle)).await;
+    for _ in 0..5 {
+        tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+        tunnel.client.send("x").await.unwrap();
+        assert_eq!(tunnel.server.bytes(1).await, b"x");
+    }
+    assert_eq!(tunnel.server.ended().await, b"");
+    let _ = tunnel.client.rest().await;
+    let line = tunnel.logged().await;
+    assert_eq!((&line["ending"], &line["received_bytes"]), (&"idle".into(), &5.into()), "{line}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upstream_of_http2_is_asked_in_http1() {
+    let Tunnel { proxy: _proxy, mut client, mut server, .. } =
+        Tunnel::open(|proxy| proxy.upstream("http2 = true")).await;
+    client.send("hi").await.unwrap();
+    assert_eq!(server.bytes(2).await, b"hi");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_behind_a_handshake_goes_anywhere_before_the_upstream_agrees() {
+    let wire = Wire::listen().await;
+    let proxy = ProxyBuilder::before_url(&wire.url()).tier("alice", LIMITS).start().await;
+    for agrees in [true, false] {
+        let mut client = Plain::connect(&proxy).await;
+        let smuggled =
+            format!("GET /v1/smuggled HTTP/1.1\r\nhost: a\r\nx-api-key: {}-no\r\n\r\n", secret("alice"));
+        client
+            .send(format!("GET {TARGET} HTTP/1.1\r\n{HANDSHAKE}{}\r\n{smuggled}", key("alice")))
+            .await
+            .unwrap();
+        let mut server = wire.accept().await;
+        server.head().await;
+        if agrees {
+            server.send("HTTP/1.1 101 Yes\r\nupgrade: WebSocket\r\nconnection: upgrade\r\n\r\n").await;
+            assert_eq!(client.head().await.unwrap().status, 101);
+            assert_eq!(server.bytes(smuggled.len()).await, smuggled.as_bytes());
+        } else {
+            server.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}").await;
+            assert_eq!(client.answer().await.unwrap().status, 200);
+            // It was no frame but a request, and one without a valid key.
+            assert_eq!(client.answer().await.unwrap().status, 401);
+            drop(client);
+            assert_eq!(server.ended().await, b"");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_upstream_says_instead_passes_as_it_is() {
+    let upstream = Upstream::start(|request| {
+        Script::json(request.target.rsplit('/').next().unwrap().parse().unwrap(), r#"{"theirs":1}"#)
+    })
+    .await;
+    let proxy = ProxyBuilder::before(&upstream).tier("alice", LIMITS).start().await;
+    for status in [200, 400, 401, 403, 404, 426, 429, 503] {
+        let mut client = Plain::connect(&proxy).await;
+        let head = format!("GET /v1/{status} HTTP/1.1\r\n{HANDSHAKE}{}\r\n", key("alice"));
+        client.send(head).await.unwrap();
+        let answer = client.answer().await.unwrap();
+        assert_eq!((answer.status, &*answer.body), (status, &br#"{"theirs":1}"#[..]));
+        assert_eq!((answer.header("upgrade"), answer.header("x-ratelimit-limit")), (None, Some("100")));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_switch_that_nobody_asked_for_is_no_answer() {
+    let upstream = Upstream::start(|request| match &*request.target {
+        "/v1/plain" => Script::switch(ACCEPT).echo(),
+        _ => Script::new().send("HTTP/1.1 101 Hm\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n").echo(),
+    })
+    .await;
+    let proxy = ProxyBuilder::before(&upstream).tier("alice", LIMITS).start().await;
+    let plain = proxy.client().get(proxy.url("/v1/plain")).bearer_auth(secret("alice")).send().await.unwrap();
+    assert_eq!(plain.status(), StatusCode::BAD_GATEWAY);
+    let (_, answer) = ask(&proxy, "/v1/realtime", &key("alice")).await;
+    assert_eq!(answer.status, 502);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn switched_off_it_is_refused_at_once_so_that_clients_fall_back() {
+    let upstream = Upstream::ok().await;
+    let proxy =
+        ProxyBuilder::before(&upstream).upstream("websocket = false").tier("alice", LIMITS).start().await;
+    for (path, field) in
+        [("/v1/responses", "code"), ("/v1/messages", "type"), ("/v1beta/models/m:live", "status")]
+    {
+        let mut client = Plain::connect(&proxy).await;
+        client.send(format!("GET {path} HTTP/1.1\r\n{HANDSHAKE}{}\r\n", key("alice"))).await.unwrap();
+        let answer = client.answer().await.unwrap();
+        assert_eq!(answer.status, 426);
+        assert_eq!((answer.header("connection"), answer.header("upgrade")), (Some("close"), None));
+        assert!(answer.json()["error"][field].is_string(), "{path}: {:?}", answer.json());
+        assert_eq!(client.rest().await.unwrap(), b"", "an orderly end");
+    }
+    assert!(upstream.received().is_empty());
+    let answer = proxy.chat(&proxy.client(), "alice").send().await.unwrap();
+    assert_eq!(answer.headers()["x-ratelimit-remaining"], "99", "a fall back costs nothing");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_in_any_slot_opens_and_goes_no_further() {
+    let upstream = Upstream::start(|request| {
+        let chosen = request.headers.iter().any(|(name, _)| name == "sec-websocket-protocol");
+        Script::switch(if chosen { "sec-websocket-protocol: realtime\r\n" } else { "" }).echo()
+    })
+    .await;
+    let proxy = ProxyBuilder::before(&upstream)
+        .upstream("credential = { header = \"authorization\", value = \"Bearer theirs\" }")
+        .tier("alice", LIMITS)
+        .start()
+        .await;
+    let ours = secret("alice");
+    let subprotocols = format!(
+        "sec-websocket-protocol: realtime, openai-insecure-api-key.{ours}, openai-organization.o\r\n"
+    );
+    for (target, headers, sent) in [
+        ("/v1/realtime", key("alice"), "/v1/realtime"),
+        ("/v1/realtime", format!("x-api-key: {ours}\r\n"), "/v1/realtime"),
+        ("/v1/realtime", format!("api-key: {ours}\r\n"), "/v1/realtime"),
+        ("/v1/realtime", format!("x-goog-api-key: {ours}\r\n"), "/v1/realtime"),
+        ("/v1/realtime", subprotocols, "/v1/realtime"),
+        (&format!("/ws/google?key={ours}&a=b"), String::new(), "/ws/google?a=b"),
+        (
+            &format!("/openai/realtime?api-version=1&api-key={ours}"),
+            String::new(),
+            "/openai/realtime?api-version=1",
+        ),
+        (&format!("/openai/realtime?Authorization=Bearer%20{ours}"), String::new(), "/openai/realtime"),
+    ] {
+        let (_client, answer) = ask(&proxy, target, &headers).await;
+        assert_eq!(answer.status, 101, "{target} {headers}");
+        let request = upstream.next_request().await;
+        assert_eq!((&*request.target, request.header("authorization")), (sent, Some("Bearer theirs")));
+        let shown = format!("{request:?} {answer:?}");
+        assert!(!shown.contains("sk-tg") && !shown.contains("insecure"), "{shown}");
+        if headers.contains("openai-organization") {
+            let offered = request.header("sec-websocket-protocol");
+            assert_eq!(offered, Some("realtime, openai-organization.o"));
+            assert_eq!(answer.header("sec-websocket-protocol"), Some("realtime"));
+        }
+    }
+    let logs = format!("{:?}", proxy.logs.all());
+    assert!(!logs.contains("sk-tg"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_in_the_query_opens_plain_requests_too() {
+    let upstream = Upstream::ok().await;
+    let proxy = ProxyBuilder::before(&upstream).tier("alice", LIMITS).start().await;
+    let target = format!("/openai/deployments/d/chat/completions?api-version=1&api-key={}", secret("alice"));
+    let answer = proxy.client().post(proxy.url(&target)).body("{}").send().await.unwrap();
+    assert_eq!(answer.status(), 200);
+    assert_eq!(upstream.next_request().await.target, "/openai/deployments/d/chat/completions?api-version=1");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handshake_is_judged_and_counted_like_any_request() {
+    let upstream = Upstream::start(|_| Script::switch(ACCEPT).echo()).await;
+    let proxy = ProxyBuilder::before(&upstream)
+        .upstream("paths = [\"/v1\"]")
+        .tier("alice", r#"{ requests = 2, per = "1h" }"#)
+        .start()
+        .await;
+    assert_eq!(ask(&proxy, TARGET, "").await.1.status, 401);
+    assert_eq!(ask(&proxy, "/elsewhere", &key("alice")).await.1.status, 404);
+    for remaining in ["1", "0"] {
+        let (mut client, answer) = ask(&proxy, TARGET, &key("alice")).await;
+        assert_eq!((answer.status, answer.header("x-ratelimit-remaining")), (101, Some(remaining)));
+        // Nothing inside counts.
+        for _ in 0..3 {
+            client.send("\x01").await.unwrap();
+            client.bytes(1).await.unwrap();
+        }
+    }
+    let (_, answer) = ask(&proxy, TARGET, &key("alice")).await;
+    assert_eq!((answer.status, answer.header("x-ratelimit-source")), (429, Some("tollgate")));
+    assert!(answer.header("retry-after").is_some());
+    assert_eq!(upstream.received().len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_lets_tunnels_go_on() {
+    let Tunnel { proxy, mut client, mut server, .. } =
+        Tunnel::open(|proxy| proxy.server("drain_timeout = \"1h\"")).await;
+    proxy.signal(Signal::TERM).await;
+    let draining =
+        |line: &Value| line["fields"]["message"].as_str().is_some_and(|said| said.starts_with("draining"));
+    proxy.logs.wait_for("the drain", draining).await;
+    for _ in 0..3 {
+        client.send("ping").await.unwrap();
+        assert_eq!(server.bytes(4).await, b"ping");
+        server.send("pong").await;
+        assert_eq!(client.bytes(4).await.unwrap(), b"pong");
+    }
+    drop(server);
+    assert_eq!(client.rest().await.unwrap(), b"");
+    drop(client);
+    assert_eq!(proxy.ended().await.code(), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_that_takes_too_long_cuts_tunnels_and_says_nothing_in_them() {
+    let Tunnel { proxy, mut client, mut server, .. } =
+        Tunnel::open(|proxy| proxy.server("drain_timeout = \"300ms\"")).await;
+    proxy.signal(Signal::TERM).await;
+    assert_eq!(proxy.ended().await.code(), Some(3));
+    assert_eq!(server.ended().await, b"");
+    assert!(client.rest().await.is_err(), "it does not look like an orderly end");
+    assert_eq!(proxy.logged("/v1/realtime").await["outcome"], "stopped");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reload_leaves_tunnels_alone() {
+    let Tunnel { wire, proxy, mut client, mut server } = Tunnel::open(|proxy| proxy).await;
+    proxy.write_config(
+        &ProxyBuilder::before_url(&wire.url()).upstream("websocket = false").tier("alice", LIMITS),
+    );
+    proxy.signal(Signal::HUP).await;
+    proxy.logs.wait_for("the reload", |line| line["fields"]["message"] == "reloaded").await;
+    assert_eq!(ask(&proxy, TARGET, &key("alice")).await.1.status, 426);
+    client.send("still").await.unwrap();
+    assert_eq!(server.bytes(5).await, b"still");
+    server.send("here").await;
+    assert_eq!(client.bytes(4).await.unwrap(), b"here");
+}
