@@ -7,11 +7,15 @@ use std::borrow::Cow;
 use hyper::{
     HeaderMap,
     header::{HeaderName, SEC_WEBSOCKET_PROTOCOL},
+    http::request::Parts,
 };
 use jiff::Timestamp;
 use percent_encoding::percent_decode_str;
 
-use crate::keys::{ApiKey, KeyId, KeyStore, TierIndex};
+use crate::{
+    keys::{ApiKey, Key, KeyId, KeyStore, TierIndex},
+    upload_session,
+};
 
 /// The headers that can hold a key, in the order in which they are tried.
 pub static SLOTS: [HeaderName; 4] = [
@@ -36,6 +40,8 @@ pub struct Principal {
     pub key: KeyId,
     /// The key's tier.
     pub tier: TierIndex,
+    /// Whether the request is the rest of an upload, whose beginning was counted.
+    pub goes_on_uploading: bool,
 }
 
 /// Why a caller is not let in. The caller is told the same in both cases.
@@ -50,13 +56,16 @@ pub enum Unauthorized {
 }
 
 /// Finds the caller, or says why there is none.
-pub fn authenticate(
-    keys: &KeyStore,
-    headers: &HeaderMap,
-    query: Option<&str>,
-    now: Timestamp,
-) -> Result<Principal, Unauthorized> {
+pub fn authenticate(keys: &KeyStore, request: &Parts, now: Timestamp) -> Result<Principal, Unauthorized> {
+    let (headers, query) = (&request.headers, request.uri.query());
     let mut verdict = Unauthorized::Missing;
+    if query_parameters(query).any(|(name, _)| name == upload_session::PARAMETER) {
+        verdict = Unauthorized::Invalid;
+        // Before the other slots, for a client that sends its key again is not counted again either.
+        if let Some(key) = upload_session::opened(keys, request, now) {
+            return Ok(Principal { goes_on_uploading: true, ..Principal::of(key) });
+        }
+    }
     for sent in in_headers(headers).chain(in_subprotocols(headers)) {
         verdict = Unauthorized::Invalid;
         if let Some(principal) = open(keys, sent, now) {
@@ -78,9 +87,10 @@ pub fn holds_our_key(keys: &KeyStore, value: &str) -> bool {
     is_ours(value) || is_ours(without_scheme(value))
 }
 
-/// Whether this parameter of a raw query holds a key of Tollgate.
+/// Whether this parameter of a raw query holds a key of Tollgate, or stands for one.
 pub fn parameter_holds_our_key(keys: &KeyStore, parameter: (&str, &str)) -> bool {
-    in_query(parameter).is_some_and(|value| holds_our_key(keys, &value))
+    parameter.0 == upload_session::PARAMETER
+        || in_query(parameter).is_some_and(|value| holds_our_key(keys, &value))
 }
 
 /// The credential in an item of `Sec-WebSocket-Protocol`, if it holds one.
@@ -124,13 +134,18 @@ fn without_scheme(value: &str) -> &str {
 }
 
 fn open(keys: &KeyStore, sent: &str, now: Timestamp) -> Option<Principal> {
-    let key = keys.look_up(ApiKey::new(sent)?, now)?;
-    Some(Principal { key: key.id.clone(), tier: key.tier })
+    keys.look_up(ApiKey::new(sent)?, now).map(Principal::of)
+}
+
+impl Principal {
+    fn of(key: &Key) -> Self {
+        Self { key: key.id.clone(), tier: key.tier, goes_on_uploading: false }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use hyper::header::HeaderValue;
+    use hyper::Request;
 
     use super::*;
     use crate::keys::Key;
@@ -148,17 +163,17 @@ mod tests {
         [key].into_iter().collect()
     }
 
-    fn headers(slots: &[(&'static str, &str)]) -> HeaderMap {
-        let mut headers = HeaderMap::new();
+    fn request(slots: &[(&'static str, &str)], query: Option<&str>) -> Parts {
+        let mut request = Request::get(format!("/v1/x?{}", query.unwrap_or_default()));
         for (name, value) in slots {
-            headers.append(*name, HeaderValue::from_str(value).unwrap());
+            request = request.header(*name, *value);
         }
-        headers
+        request.body(()).unwrap().into_parts().0
     }
 
     fn attempt(slots: &[(&'static str, &str)], query: Option<&str>) -> Result<String, Unauthorized> {
         let now = "2026-11-30T00:00:00Z".parse().unwrap();
-        authenticate(&keys(), &headers(slots), query, now).map(|principal| principal.key.to_string())
+        authenticate(&keys(), &request(slots, query), now).map(|principal| principal.key.to_string())
     }
 
     #[test]
@@ -236,8 +251,7 @@ mod tests {
         }
         let expired = authenticate(
             &keys(),
-            &headers(&[("x-api-key", SECRET)]),
-            None,
+            &request(&[("x-api-key", SECRET)], None),
             "2027-06-01T00:00:00Z".parse().unwrap(),
         );
         assert_eq!(expired.err(), Some(Unauthorized::Invalid));

@@ -3,8 +3,9 @@
 //! A key is `sk-tg-<id>-<secret>` with 256 bits of randomness, so that SHA-256 is all the stretching it needs. Only the
 //! hash is configured; the secret is shown once, by `tollgate key new`.
 
-use std::{collections::HashMap, fmt, str::FromStr, sync::Arc};
+use std::{borrow::Borrow, collections::HashMap, fmt, str::FromStr, sync::Arc};
 
+use hmac::{Hmac, KeyInit, Mac};
 use jiff::Timestamp;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
@@ -45,6 +46,25 @@ impl fmt::Debug for ApiKey<'_> {
 /// SHA-256 of an API key. Written `sha256:` and 64 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KeyHash([u8; 32]);
+
+impl KeyHash {
+    /// HMAC-SHA256 of a text under this hash, in hexadecimal digits: every replica comes to the same.
+    pub fn seal(&self, text: &str) -> String {
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes a key of any length");
+        mac.update(text.as_bytes());
+        let bytes = mac.finalize().into_bytes();
+        bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]).map(hex_digit).collect()
+    }
+
+    /// Whether this is the text's seal, in a time that does not tell how much of it is right.
+    pub fn seals(&self, text: &str, seal: &str) -> bool {
+        self.seal(text).as_bytes().ct_eq(seal.as_bytes()).into()
+    }
+}
+
+fn hex_digit(value: u8) -> char {
+    char::from_digit(value.into(), 16).expect("four bits are one digit")
+}
 
 /// The text is not `sha256:` and 64 hexadecimal digits.
 #[derive(Debug, thiserror::Error)]
@@ -115,6 +135,13 @@ impl FromStr for KeyId {
     }
 }
 
+/// So that a table of ids can be asked with text.
+impl Borrow<str> for KeyId {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
 impl fmt::Display for KeyId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
@@ -156,6 +183,7 @@ impl Key {
 #[derive(Debug, Default)]
 pub struct KeyStore {
     by_hash: HashMap<KeyHash, Key>,
+    by_id: HashMap<KeyId, KeyHash>,
 }
 
 impl KeyStore {
@@ -169,6 +197,11 @@ impl KeyStore {
         self.find(sent).filter(|key| key.is_valid_at(now))
     }
 
+    /// The key of this public name; nothing if it is unknown, disabled or expired.
+    pub fn named(&self, id: &str, now: Timestamp) -> Option<&Key> {
+        self.by_hash.get(self.by_id.get(id)?).filter(|key| key.is_valid_at(now))
+    }
+
     /// The time that the table takes tells only about the hash of a guess. The comparison that decides is constant.
     fn find(&self, sent: ApiKey<'_>) -> Option<&Key> {
         let hash = sent.hash();
@@ -179,7 +212,9 @@ impl KeyStore {
 
 impl FromIterator<Key> for KeyStore {
     fn from_iter<I: IntoIterator<Item = Key>>(keys: I) -> Self {
-        Self { by_hash: keys.into_iter().map(|key| (key.hash, key)).collect() }
+        let by_hash: HashMap<_, _> = keys.into_iter().map(|key| (key.hash, key)).collect();
+        let by_id = by_hash.values().map(|key| (key.id.clone(), key.hash)).collect();
+        Self { by_hash, by_id }
     }
 }
 
@@ -249,6 +284,26 @@ mod tests {
         let hash = ApiKey::new("one").unwrap().hash().to_string();
         assert!(!keys.knows(ApiKey::new(&hash).unwrap()));
         assert!(!keys.knows(ApiKey::new(&hash[7..]).unwrap()));
+    }
+
+    #[test]
+    fn a_seal_is_an_hmac() {
+        // From Python's `hmac.new(bytes.fromhex(…), b"…", "sha256")`.
+        let hash: KeyHash =
+            "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad".parse().unwrap();
+        let seal = hash.seal("what do ya want for nothing?");
+        assert_eq!(seal, "324c0364b6f48b5c0a2bb2fda30ea5f1c626f652c802b9dbd257699f2d0b4e91");
+        assert!(hash.seals("what do ya want for nothing?", &seal));
+        assert!(!hash.seals("what do ya want for nothing!", &seal));
+        assert!(!hash.seals("what do ya want for nothing?", ""));
+    }
+
+    #[test]
+    fn a_key_is_found_by_its_name_while_it_is_valid() {
+        let keys: KeyStore = [key("one", Some("2027-01-01T00:00:00Z"), false)].into_iter().collect();
+        assert!(keys.named("alice", at("2026-12-31T23:59:59Z")).is_some());
+        assert!(keys.named("alice", at("2027-01-01T00:00:00Z")).is_none());
+        assert!(keys.named("bob", at("2026-12-31T23:59:59Z")).is_none());
     }
 
     #[test]

@@ -34,6 +34,7 @@
 //! | [`body`], [`meter`], [`exchange`], [`cut`] | the answer on its way to the client, the one log line of a request, and who ended it |
 //! | [`events`], [`event_body`] | what is said between the events of an answer |
 //! | [`error`], [`dialect`] | what a caller is told when there is no upstream's answer |
+//! | [`upload_session`] | URLs that stand for a key, for the rest of an upload |
 //! | [`keys`], [`policy`], [`config`] | who may call and what holds for whom, from `proxy.toml` |
 //! | [`tls`] | certificates and trust |
 //! | [`admin`], [`metrics`], [`logging`] | what the operator sees |
@@ -85,4 +86,5 @@ pub mod tls;
 pub mod tunnel;
 pub mod uncounted;
 pub mod upload;
+pub mod upload_session;
 pub mod upstream;

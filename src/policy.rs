@@ -85,7 +85,7 @@ impl Tier {
 fn compile_rules(upstream: &config::Upstream, prefix: &str, target: &Arc<Target>) -> Vec<Rule> {
     let rule = |(host, model): (Option<&Pattern>, Option<&Pattern>)| Rule {
         prefix: prefix.to_owned(),
-        strip: upstream.strip_prefix.clone().unwrap_or_default(),
+        strip: upstream.strip_prefix.as_deref().unwrap_or_default().into(),
         host: host.cloned(),
         model: model.cloned(),
         target: target.clone(),

@@ -24,7 +24,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::{
-    auth,
+    auth::{self, Principal},
     body::{Body, Fixed},
     config::Bounds,
     cors::Grant,
@@ -48,6 +48,7 @@ use crate::{
     route::{Choice, Destination, Route},
     tunnel::Tunnel,
     upload::Upload,
+    upload_session,
     upstream::{AnswerBody, EndpointStates, Switched, Upstreams},
 };
 
@@ -71,6 +72,8 @@ pub struct Shared {
     pub bounds: Bounds,
     /// How the endpoints of upstreams fare, whichever policy names them.
     pub endpoints: EndpointStates,
+    /// Where clients find this, without a slash at its end; nothing: where they say.
+    pub public_url: Option<String>,
 }
 
 /// One worker's proxy: what it has for itself, and what it shares.
@@ -177,7 +180,7 @@ impl Proxy {
         if policy.probes.include(&head.method, head.uri.path()) {
             return Ok(Handled::Probe);
         }
-        let principal = auth::authenticate(&policy.keys, &head.headers, head.uri.query(), Timestamp::now())?;
+        let principal = auth::authenticate(&policy.keys, &head, Timestamp::now())?;
         exchange.authenticated(&principal, policy.tier(&principal));
 
         // Path, host and declared size cost nothing to ask for, so what they refuse must not use up the caller's limit.
@@ -185,9 +188,10 @@ impl Proxy {
         check_protocol(protocol, destination.routes())?;
         upload.hold_to(destination.most_bytes(Media::of(head.headers.get(CONTENT_TYPE))))?;
 
+        let upload_origin = upload_session::origin(&head, self.shared.public_url.as_deref());
         let nothing_follows = upload.body().is_end_stream();
         let counts = |route: &Route| !policy.uncounted.include(&head.method, &route.path, nothing_follows);
-        if destination.routes().any(counts) {
+        if destination.routes().any(counts) && !principal.goes_on_uploading {
             self.admit(exchange, &principal.key, policy.tier(&principal)).await?;
         } else {
             exchange.uncounted();
@@ -213,6 +217,9 @@ impl Proxy {
         forward::incoming(answer.headers_mut(), &route.target);
         if let Some(connection) = answer.body_mut().take_switched() {
             return Ok(Handled::Switched(answer.map(drop), connection));
+        }
+        if let Some(origin) = upload_origin {
+            lead_upload_back(answer.headers_mut(), &origin, &route, policy, &principal);
         }
         let answer = speak_between_events(answer, exchange, route.target.keepalive);
         Ok(Handled::Upstream(answer))
@@ -302,6 +309,20 @@ fn speak_between_events(
 fn check_protocol<'a>(protocol: Protocol, mut routes: impl Iterator<Item = &'a Route>) -> Result<(), Error> {
     let may_go = protocol == Protocol::Http || routes.any(|route| route.target.websocket);
     if may_go { Ok(()) } else { Err(Error::WebSocketOff) }
+}
+
+/// The URL of an upload that begins becomes one that leads here and opens this upload without the key.
+fn lead_upload_back(
+    answer: &mut HeaderMap,
+    origin: &str,
+    route: &Route,
+    policy: &Policy,
+    principal: &Principal,
+) {
+    let now = Timestamp::now();
+    if let Some(key) = policy.keys.named(principal.key.as_str(), now) {
+        upload_session::lead_back(answer, origin, |url| route.own(url), key, now);
+    }
 }
 
 /// The upstream's answer on its way to the client, with what the limits say in its head.

@@ -5,6 +5,8 @@
 
 use std::{borrow::Cow, cmp::Reverse, sync::Arc};
 
+use hyper::Uri;
+
 use crate::{
     media::{Media, SizeBounds},
     path,
@@ -32,7 +34,7 @@ pub struct Rule {
     /// What a path begins with: `/`, or without a slash at its end.
     pub prefix: String,
     /// What is taken off the path before the upstream gets it: empty, or a prefix of `prefix`.
-    pub strip: String,
+    pub strip: Arc<str>,
     /// Which host, in lower case; nothing: any.
     pub host: Option<Pattern>,
     /// Which model; nothing: any, or none.
@@ -57,6 +59,8 @@ pub struct Route {
     pub target: Arc<Target>,
     /// The path to ask it for, before its base path is put in front.
     pub path: String,
+    /// What was taken off the client's path, if that is anything.
+    stripped: Option<Arc<str>>,
     sizes: SizeBounds,
 }
 
@@ -66,11 +70,20 @@ impl Route {
         self.sizes.of(media)
     }
 
+    /// The path and query by which clients ask for a URL of this upstream's; nothing for a URL of another origin.
+    pub fn own(&self, url: &Uri) -> Option<String> {
+        let target = self.target.own(url)?;
+        Some(match &self.stripped {
+            Some(prefix) => format!("{prefix}{target}"),
+            None => target,
+        })
+    }
+
     /// A route that takes bodies of any size.
     #[cfg(test)]
     pub(crate) fn for_test(target: Target, path: &str) -> Self {
         let sizes = SizeBounds { text: crate::media::UNBOUNDED, file: crate::media::UNBOUNDED };
-        Self { target: Arc::new(target), path: path.to_owned(), sizes }
+        Self { target: Arc::new(target), path: path.to_owned(), stripped: None, sizes }
     }
 }
 
@@ -135,7 +148,9 @@ impl RouteTable {
         let mut by_model = Vec::new();
         for rule in rules() {
             let Some(path) = rule.path(path, reading) else { continue };
-            let route = Route { target: rule.target.clone(), path: path.into_owned(), sizes: rule.sizes };
+            let stripped = Some(&rule.strip).filter(|prefix| !prefix.is_empty()).cloned();
+            let route =
+                Route { target: rule.target.clone(), path: path.into_owned(), stripped, sizes: rule.sizes };
             match &rule.model {
                 Some(model) => by_model.push((model.clone(), route)),
                 None if by_model.is_empty() => return Ok(Destination::Settled(route)),
@@ -233,7 +248,7 @@ mod tests {
         };
         Rule {
             prefix: format!("{strip}{below}"),
-            strip: strip.to_owned(),
+            strip: strip.into(),
             host: pattern("host"),
             model: pattern("model"),
             target: Arc::new(Target::for_test(name, None)),

@@ -57,9 +57,15 @@ fn server(source: &Source<'_>, table: &mut TableReader<'_>) -> Server {
             .unwrap_or_else(cores),
         drain_timeout: table.read("drain_timeout", Field::duration_or_zero).unwrap_or(seconds(600)),
         body_sizes: upstreams::body_sizes(table, SizeBounds { text: 64 * MIB, file: 512 * MIB }),
+        public_url: table.read("public_url", |field| field.parsed(public_url)),
         tls: table.table("tls", |table| tls(source, table)),
         bounds: bounds(table),
     }
+}
+
+/// An origin, which may stand behind a path of another server's.
+fn public_url(text: &str) -> Result<String, String> {
+    upstreams::url::url(text).map(|url| url.to_string().trim_end_matches('/').to_owned())
 }
 
 fn listen(field: Field<'_>) -> Option<Vec<SocketAddr>> {

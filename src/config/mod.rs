@@ -96,6 +96,8 @@ pub struct Server {
     /// `max_body_size` of a request, default 64 MiB, and `max_file_size` of one that is no text, default 512 MiB; 0: no
     /// bound. What an upstream says itself comes first.
     pub body_sizes: SizeBounds,
+    /// `public_url`: where clients find this, without a slash at its end. Nothing: under the `Host` that each sends.
+    pub public_url: Option<String>,
     /// `[server.tls]`.
     pub tls: Tls,
     /// The bounds of the edge, one key each in `[server]`.
@@ -360,7 +362,8 @@ mod tests {
     #[test]
     fn what_is_left_out_has_its_default() {
         let config = parse_file(&Path::new(FIXTURES).join("valid/smallest.toml")).1.unwrap();
-        let Server { listen, drain_timeout, body_sizes, tls, bounds, .. } = config.server;
+        let Server { listen, drain_timeout, body_sizes, public_url, tls, bounds, .. } = config.server;
+        assert_eq!(public_url, None);
         assert_eq!(listen, ["[::]:8443".parse().unwrap()]);
         assert_eq!(drain_timeout, Duration::from_secs(600));
         assert!(tls.certificate.ends_with("valid/certs/server.crt"), "{}", tls.certificate.display());
@@ -388,7 +391,8 @@ mod tests {
     #[test]
     fn what_is_written_is_read() {
         let config = parse_file(&Path::new(FIXTURES).join("valid/everything.toml")).1.unwrap();
-        let Server { listen, workers, drain_timeout, body_sizes, tls, bounds } = config.server;
+        let Server { listen, workers, drain_timeout, body_sizes, public_url, tls, bounds } = config.server;
+        assert_eq!(public_url.as_deref(), Some("https://LLM.example.com:8443"));
         assert_eq!((listen.len(), workers.get(), drain_timeout), (4, 2, Duration::ZERO));
         assert!(tls.certificate.ends_with("config/valid/a.crt"));
         assert_eq!(tls.private_key, Path::new("/b.key"));

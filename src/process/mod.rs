@@ -161,7 +161,13 @@ fn shared(config: &Config) -> Result<Arc<Shared>, TlsError> {
             "no [[keys]] are configured, so everybody is answered 401; `tollgate key new` makes one"
         );
     }
-    Ok(Arc::new(Shared { policy, metrics, bounds: config.server.bounds.clone(), endpoints }))
+    Ok(Arc::new(Shared {
+        policy,
+        metrics,
+        bounds: config.server.bounds.clone(),
+        endpoints,
+        public_url: config.server.public_url.clone(),
+    }))
 }
 
 /// Reloads when it is told to, waits for the wish to end, lets the workers drain, and cuts them short when time or

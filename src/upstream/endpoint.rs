@@ -12,7 +12,10 @@ use std::{
 use hyper::{
     HeaderMap, Uri,
     header::{HOST, HeaderValue},
-    http::{request::Parts, uri::PathAndQuery},
+    http::{
+        request::Parts,
+        uri::{PathAndQuery, Scheme},
+    },
 };
 
 use super::{
@@ -65,6 +68,8 @@ pub(super) struct Timeouts {
 pub(super) struct Endpoint {
     /// Tells its connections from those of every other endpoint, a changed one of the same name included.
     pub(super) id: u64,
+    /// Scheme, host and port, the last one explicit.
+    place: Option<(Scheme, String, u16)>,
     pub(super) weight: NonZeroU32,
     pub(super) timeouts: Timeouts,
     pub(super) state: Arc<EndpointState>,
@@ -122,6 +127,12 @@ impl Target {
         self.endpoints.iter().any(|endpoint| endpoint.credential.is_some())
     }
 
+    /// The path and query by which a URL of this upstream's is asked for here; nothing for a URL of another origin.
+    pub fn own(&self, url: &Uri) -> Option<String> {
+        let of_fallback = || self.fallback.as_ref()?.own(url);
+        self.endpoints.iter().find_map(|endpoint| endpoint.own(url)).or_else(of_fallback)
+    }
+
     /// A target that nobody connects to.
     #[cfg(test)]
     pub(crate) fn for_test(name: &str, credential: Option<Credential>) -> Self {
@@ -161,6 +172,7 @@ impl Endpoint {
             timeouts,
             state,
             warned: Arc::default(),
+            place: place(url),
             host: HeaderValue::from_str(authority).expect("an authority is visible ASCII"),
             base_path: url.path().trim_end_matches('/').to_owned(),
             credential: endpoint.credential.clone(),
@@ -180,6 +192,13 @@ impl Endpoint {
         }
     }
 
+    /// The reverse of [`Endpoint::address`].
+    fn own(&self, url: &Uri) -> Option<String> {
+        let target = url.path_and_query().filter(|_| place(url) == self.place)?.as_str();
+        let rest = target.strip_prefix(&self.base_path).filter(|rest| rest.starts_with('/'));
+        Some(rest.unwrap_or(target).to_owned())
+    }
+
     /// Makes a head, which is ready but for where it goes, one for this endpoint: host, base path, credential.
     pub(super) fn address(&self, head: &mut Parts) {
         if let Some(uri) = join(&self.base_path, &head.uri) {
@@ -190,6 +209,13 @@ impl Endpoint {
             head.headers.insert(credential.header.clone(), credential.value.clone());
         }
     }
+}
+
+/// Where a URL leads, written in one way. Only URLs of the web lead anywhere.
+fn place(url: &Uri) -> Option<(Scheme, String, u16)> {
+    let scheme = url.scheme()?;
+    let well_known = if *scheme == Scheme::HTTPS { 443 } else { 80 };
+    Some((scheme.clone(), url.host()?.to_ascii_lowercase(), url.port_u16().unwrap_or(well_known)))
 }
 
 /// The target with the base path in front, unless it begins with it already: `/v1` and `/v1/models` are never
@@ -287,6 +313,26 @@ mod tests {
             ("http://up/", "/x?y", "/x?y"),
         ] {
             assert_eq!(sent(url, uri).uri.to_string(), expected, "{url} and {uri}");
+        }
+    }
+
+    #[test]
+    fn urls_of_its_own_origin_are_known_without_their_base_path() {
+        let own = |base: &'static str, url: &'static str| {
+            let upstream = for_test::upstream("up", vec![for_test::endpoint(base, None)]);
+            Target::new(&upstream, None, &for_test::states()).unwrap().own(&Uri::from_static(url))
+        };
+        for (base, url, expected) in [
+            ("http://up", "http://up/upload/x?upload_id=1", Some("/upload/x?upload_id=1")),
+            ("http://up", "http://UP:80/upload/x", Some("/upload/x")),
+            ("http://up:8080/base", "http://up:8080/base/upload/x?y", Some("/upload/x?y")),
+            ("http://up:8080/base", "http://up:8080/based/upload", Some("/based/upload")),
+            ("http://up", "https://up/upload/x", None),
+            ("http://up", "http://up:81/upload/x", None),
+            ("http://up", "http://up.example/upload/x", None),
+            ("http://up", "/upload/x", None),
+        ] {
+            assert_eq!(own(base, url).as_deref(), expected, "{base} and {url}");
         }
     }
 

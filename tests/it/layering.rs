@@ -52,6 +52,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "route",
             "tunnel",
             "upload",
+            "upload_session",
             "upstream",
         ],
     ),
@@ -81,7 +82,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     // The stages. `auth` and `keys` know the credential, so `forward` asks them which values must not leave.
-    ("auth", &["keys"]),
+    ("auth", &["keys", "upload_session"]),
+    ("upload_session", &["keys"]),
     ("route", &["media", "path", "pattern", "upstream"]),
     ("model", &["media"]),
     ("forward", &["auth", "headers", "keys", "route", "upstream"]),

@@ -35,6 +35,7 @@ mod secrets;
 mod store;
 mod streaming;
 mod timers;
+mod upload_sessions;
 mod uploads;
 mod upstream_faults;
 mod upstream_http2;

@@ -9,7 +9,7 @@ mod matching;
 mod paths;
 mod proxy;
 mod retry;
-mod url;
+pub(super) mod url;
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 

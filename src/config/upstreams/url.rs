@@ -2,7 +2,7 @@
 
 use hyper::Uri;
 
-pub(super) fn url(text: &str) -> Result<Uri, String> {
+pub(in crate::config) fn url(text: &str) -> Result<Uri, String> {
     check_url(text).map_err(|wrong| {
         format!("{wrong}; expected `http://` or `https://`, a host, and a path if need be, such as \"https://api.openai.com\"")
     })
