@@ -7,18 +7,18 @@
 
 use hyper::{
     HeaderMap, Method, Uri,
-    header::{HOST, HeaderName, HeaderValue, LOCATION},
+    header::{HOST, HeaderValue, LOCATION},
     http::request::Parts,
 };
 use jiff::Timestamp;
 
-use crate::keys::{Key, KeyStore};
+use crate::{
+    headers::UPLOAD_URL,
+    keys::{Key, KeyStore},
+};
 
 /// The parameter that stands for the key.
 pub const PARAMETER: &str = "tollgate-upload";
-
-/// Google's resumable protocol, for files of Gemini: <https://ai.google.dev/gemini-api/docs/files>.
-const UPLOAD_URL: HeaderName = HeaderName::from_static("x-goog-upload-url");
 
 /// Google forgets a session after some days, and nobody uploads one file for longer than this.
 const LIFETIME_SECONDS: i64 = 24 * 3600;

@@ -46,6 +46,9 @@ pub const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-p
 /// Keeps proxies of the nginx kind in front of us from holding a stream back.
 pub const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
+/// Where the rest of an upload goes, in Google's resumable protocol: <https://ai.google.dev/gemini-api/docs/files>.
+pub const UPLOAD_URL: HeaderName = HeaderName::from_static("x-goog-upload-url");
+
 /// RFC 9110 §7.6.1 and what old software adds. `Connection` itself names more. `Trailer` is not among them: it is about
 /// the message, and without it hyper sends an answer's trailers to no client of HTTP/1.1.
 static HOP_BY_HOP: [HeaderName; 9] = [

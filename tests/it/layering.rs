@@ -83,7 +83,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     // The stages. `auth` and `keys` know the credential, so `forward` asks them which values must not leave.
     ("auth", &["keys", "upload_session"]),
-    ("upload_session", &["keys"]),
+    ("upload_session", &["headers", "keys"]),
     ("route", &["media", "path", "pattern", "upstream"]),
     ("model", &["media"]),
     ("forward", &["auth", "headers", "keys", "route", "upstream"]),

@@ -267,6 +267,23 @@ async fn an_upstream_of_http2_is_asked_in_http1() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn no_deadline_of_http_touches_a_tunnel() {
+    let mut tunnel = Tunnel::open(|proxy| {
+        let [client, upstream] = [
+            "idle_timeout = \"1s\"\nheader_timeout = \"1s\"\nbody_timeout = \"1s\"\nwrite_timeout = \"1s\"",
+            "first_byte_timeout = \"10s\"\nidle_timeout = \"1s\"\npool_idle_timeout = \"1s\"",
+        ];
+        proxy.server(client).upstream(upstream)
+    })
+    .await;
+    tokio::time::sleep(std::time::Duration::from_millis(2500)).await;
+    tunnel.client.send("still").await.unwrap();
+    assert_eq!(tunnel.server.bytes(5).await, b"still");
+    tunnel.server.send("here").await;
+    assert_eq!(tunnel.client.bytes(4).await.unwrap(), b"here");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn nothing_behind_a_handshake_goes_anywhere_before_the_upstream_agrees() {
     let wire = Wire::listen().await;
     let proxy = ProxyBuilder::before_url(&wire.url()).tier("alice", LIMITS).start().await;

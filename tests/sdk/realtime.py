@@ -74,7 +74,10 @@ function said(Realtime) {
     });
 }
 const { OpenAIRealtimeWebSocket } = require('openai/realtime/websocket');
-said(OpenAIRealtimeWebSocket).then((text) => console.log(text), (error) => { console.log(error); process.exitCode = 1; });
+said(OpenAIRealtimeWebSocket).then(
+    (text) => console.log(text),
+    (error) => { console.log(error); process.exitCode = 1; },
+);
 """
 
 
@@ -83,7 +86,8 @@ class Scene:
 
     def __init__(self, gate: Gate, keys: dict[str, str], credential: str, certificate: Path, seen: list) -> None:
         self.gate, self.keys, self.credential, self.certificate, self.seen = gate, keys, credential, certificate, seen
-        self.trust = ssl.create_default_context(cafile=certificate)
+        # Whatever proxy the caller of the suite has set, it is not for this.
+        self.options = {"ssl": ssl.create_default_context(cafile=certificate), "proxy": None}
         self.base = f"{gate.url}/v1"
         self.socket = self.base.replace("https:", "wss:") + "/realtime?model=m"
 
@@ -176,7 +180,7 @@ def openai_python(scene: Scene) -> None:
 
     client = openai.OpenAI(api_key=scene.keys["roomy"], base_url=scene.base)
     text = ""
-    with client.realtime.connect(model="m", websocket_connection_options={"ssl": scene.trust}) as connection:
+    with client.realtime.connect(model="m", websocket_connection_options=scene.options) as connection:
         connection.response.create()
         for event in connection:
             if event.type == "response.output_text.delta":
@@ -201,7 +205,7 @@ def large(scene: Scene) -> None:
     from websockets.sync.client import connect
 
     headers = {"x-api-key": scene.keys["roomy"]}
-    with connect(scene.socket, ssl=scene.trust, additional_headers=headers, max_size=None) as connection:
+    with connect(scene.socket, **scene.options, additional_headers=headers, max_size=None) as connection:
         expect(connection.protocol.extensions, "the extension was not agreed on")
         connection.recv()
         for frame in [b"x" * LARGE_BYTES, secrets.token_bytes(LARGE_BYTES)]:
@@ -217,7 +221,7 @@ def refused(scene: Scene) -> None:
     for key, statuses in [("wrong", [401, 401]), (scene.keys["hour"], [101, 429])]:
         for status in statuses:
             try:
-                with connect(scene.socket, ssl=scene.trust, additional_headers={"api-key": key}) as connection:
+                with connect(scene.socket, **scene.options, additional_headers={"api-key": key}) as connection:
                     got = connection.response.status_code
             except InvalidStatus as error:
                 got = error.response.status_code
@@ -232,7 +236,7 @@ def switched_off(scene: Scene) -> None:
     began = time.monotonic()
     try:
         connect(
-            f"{scene.gate.url.replace('https:', 'wss:')}/plain/responses", ssl=scene.trust,
+            f"{scene.gate.url.replace('https:', 'wss:')}/plain/responses", **scene.options,
             additional_headers={"x-api-key": scene.keys["roomy"]},
         )
     except InvalidStatus as error:
@@ -246,7 +250,7 @@ def gone(scene: Scene) -> None:
     from websockets.sync.client import connect
 
     headers = {"x-goog-api-key": scene.keys["roomy"]}
-    connection = connect(scene.socket, ssl=scene.trust, additional_headers=headers)
+    connection = connect(scene.socket, **scene.options, additional_headers=headers)
     connection.recv()
     connection.socket.close()
     expect(scene.seen[-1]["ended"].wait(AT_ONCE_S), "the upstream was not told")
