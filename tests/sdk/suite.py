@@ -20,6 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Callable
 
+import gemini_files
+import realtime
 from cases import CASES, KEEPALIVE_CASE, MAX_BODY_SIZE
 from gate import Gate, make_private_certificate
 from sdks import LEGEND, SDKS, Sdk
@@ -88,6 +90,10 @@ def main() -> int:
                 trial.insider = Program(command, environment(authority, trial.sdk, arguments))
             run_all(trials)
         checks = check_secrets(trials, upstream, credential, gate.log + private_gate.log)
+    # The packages that these need are pinned for this Python and later ones.
+    if not arguments.only and sys.version_info >= (3, 11):
+        checks |= realtime.checks(arguments.tollgate, arguments.node, arguments.node_modules)
+        checks |= gemini_files.checks(arguments.tollgate, sys.executable, arguments.node, arguments.node_modules)
     checks["Tollgate stops on SIGTERM with code 0"] = "" if gate.returncode == 0 else f"code {gate.returncode}"
     return report(trials, checks, gate.log + private_gate.log)
 
