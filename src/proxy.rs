@@ -97,10 +97,6 @@ pub struct ConnInfo {
 }
 
 /// What becomes of a request that is not refused.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "nearly all are the large one, and a box would cost each an allocation"
-)]
 enum Handled {
     /// It has an upstream's answer.
     Upstream(Response<EventBody<AnswerBody>>),
@@ -133,7 +129,7 @@ impl Proxy {
         let handled = self.handle(&policy, &mut exchange, head, grant.as_ref(), &upload);
         let (mut answer, tunnel) = match unless_it_panics(handled).await {
             Ok(Handled::Upstream(answer)) => (pass_on(answer, &policy, exchange), None),
-            Ok(Handled::Switched(head, connection)) => switch(head, connection, &policy, exchange),
+            Ok(Handled::Switched(head, connection)) => switch(head, *connection, &policy, exchange),
             Ok(Handled::Preflight) => (answer_preflight(exchange), None),
             Ok(Handled::Probe) => (answer_probe(exchange, wants_no_body), None),
             Err(error) => {
@@ -342,7 +338,7 @@ fn pass_on(
 /// The answer that ends the HTTP of its connection, and the tunnel that begins behind it.
 fn switch(
     head: Response<()>,
-    connection: Box<Switched>,
+    connection: Switched,
     policy: &Policy,
     mut exchange: Exchange,
 ) -> (Response<Body>, Option<Box<Tunnel>>) {
@@ -352,7 +348,7 @@ fn switch(
     set_statuses(fields, policy, &exchange);
     headers::switch_to_websocket(fields);
     exchange.answered(answer.status(), "answered", None);
-    (answer, Some(Box::new(Tunnel::new(*connection, exchange))))
+    (answer, Some(Box::new(Tunnel::new(connection, exchange))))
 }
 
 /// The answer to a browser that asks for a page. What it allows comes into its head with the grant.
