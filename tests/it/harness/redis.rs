@@ -87,8 +87,9 @@ impl Redis {
         let client = redis::Client::open(self.url()).unwrap();
         loop {
             match client.get_connection_with_timeout(Duration::from_secs(10)) {
-                // Some process that a test had started has just ended, which is told by a signal.
-                Err(error) if error.to_string().contains("Interrupted") => {}
+                // Some process that a test had started has just ended, which is told by a signal; or it changes its role,
+                // and closes what is open.
+                Err(error) if error.to_string().contains("Interrupted") || error.is_connection_dropped() => {}
                 connection => return connection.unwrap(),
             }
         }

@@ -66,7 +66,9 @@ async fn a_full_memory_with_the_remains_of_a_trial() {
         }
     })
     .await;
-    trials.iter().for_each(|trial| drop(tell::<i64>(&mut operator, &format!("PERSIST {trial}"))));
+    for trial in trials {
+        assert_eq!(tell::<i64>(&mut operator, &format!("PERSIST {trial}")), 1);
+    }
     set(&mut operator, "maxmemory", "1");
     places.fall_back("cannot_write").await;
     for place in &places.0 {
@@ -228,8 +230,7 @@ async fn a_server_that_comes_back_locked_is_told_of() {
     redis.kill().await;
     place.falls_back("disconnected").await;
     redis.start_again_with(&["--requirepass", "another"]).await;
-    let locked =
-        |line: &serde_json::Value| says(line, "Redis still does not decide") && line["level"] == "ERROR";
+    let locked = |line: &Value| says(line, "Redis still does not decide") && line["level"] == "ERROR";
     let told = place.proxy.logs.wait_for("the new reason", locked).await;
     assert!(told["fields"]["remedy"].as_str().unwrap().contains("password"));
     assert_eq!(place.statuses(3).await, [503; 3]);
