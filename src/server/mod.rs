@@ -123,8 +123,10 @@ impl Server {
                     if std::mem::take(&mut failing) {
                         tracing::info!("accepting connections again");
                     }
-                    match self.admission.admit(peer.ip()) {
-                        Ok(slot) => drop(connections.spawn(self.clone().connection(socket, peer.ip(), slot))),
+                    // A socket of both families shows an IPv4 address in a form of its own.
+                    let client = peer.ip().to_canonical();
+                    match self.admission.admit(client) {
+                        Ok(slot) => drop(connections.spawn(self.clone().connection(socket, client, slot))),
                         Err(refusal) => self.refused(refusal),
                     }
                 }
