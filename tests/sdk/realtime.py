@@ -58,26 +58,22 @@ paths = ["/plain"]
 websocket = false
 """
 
-# Node's own WebSocket is that of browsers: it has no headers, so the key goes into a subprotocol.
+# The SDK has a client for each of Node's WebSockets. Node's own is that of browsers: it has no headers, so the key goes into
+# a subprotocol. That of `ws` has headers, and agrees on an extension.
+NODE_CLIENTS = {
+    "as browsers do": "const { OpenAIRealtimeWebSocket: Realtime } = require('openai/realtime/websocket');",
+    "by ws": "const { OpenAIRealtimeWS: Realtime } = require('openai/realtime/ws');",
+}
 NODE = r"""
 const { OpenAI } = require('openai');
 const [url, key] = process.argv.slice(1);
 const client = new OpenAI({ apiKey: key, baseURL: url + '/v1', dangerouslyAllowBrowser: true });
-function said(Realtime) {
-    return new Promise((resolve, reject) => {
-        const realtime = new Realtime({ model: 'm' }, client);
-        let text = '';
-        realtime.on('error', reject);
-        realtime.on('session.created', () => realtime.send({ type: 'response.create' }));
-        realtime.on('response.output_text.delta', (event) => { text += event.delta; });
-        realtime.on('response.done', () => { resolve(text); realtime.close(); });
-    });
-}
-const { OpenAIRealtimeWebSocket } = require('openai/realtime/websocket');
-said(OpenAIRealtimeWebSocket).then(
-    (text) => console.log(text),
-    (error) => { console.log(error); process.exitCode = 1; },
-);
+const realtime = new Realtime({ model: 'm' }, client);
+let text = '';
+realtime.on('error', (error) => { console.log(error); process.exitCode = 1; });
+realtime.on('session.created', () => realtime.send({ type: 'response.create' }));
+realtime.on('response.output_text.delta', (event) => { text += event.delta; });
+realtime.on('response.done', () => { console.log(text); realtime.close(); });
 """
 
 
@@ -97,7 +93,10 @@ def checks(tollgate: str, node: str, node_modules: str) -> dict[str, str]:
     with stage(tollgate) as scene:
         cases: dict[str, Callable[[], None]] = {
             "openai-python": lambda: openai_python(scene),
-            "openai-node, as browsers do": lambda: openai_node(scene, node, node_modules),
+            **{
+                f"openai-node, {name}": lambda client=client: openai_node(scene, node, node_modules, client)
+                for name, client in NODE_CLIENTS.items()
+            },
             "websockets, compressed and large": lambda: large(scene),
             "websockets, refused": lambda: refused(scene),
             "websockets, switched off": lambda: switched_off(scene),
@@ -190,15 +189,16 @@ def openai_python(scene: Scene) -> None:
     expect(text == "".join(PIECES), f"it said {text!r}")
 
 
-def openai_node(scene: Scene, node: str, node_modules: str) -> None:
+def openai_node(scene: Scene, node: str, node_modules: str, client: str) -> None:
     environment = {**os.environ, "NODE_PATH": node_modules, "NODE_EXTRA_CA_CERTS": str(scene.certificate)}
-    command = [node, "-e", NODE, "--", scene.gate.url, scene.keys["roomy"]]
+    command = [node, "-e", client + NODE, "--", scene.gate.url, scene.keys["roomy"]]
     ran = subprocess.run(
         command, env=environment, capture_output=True, encoding="utf-8", timeout=PROGRAM_TIMEOUT_S, check=False
     )
     expect(ran.stdout.strip() == "".join(PIECES), f"{ran.stdout} {ran.stderr}")
     offered = [value for name, value in scene.seen[-1]["headers"] if name.lower() == "sec-websocket-protocol"]
-    expect(offered and "insecure" not in offered[0], f"the upstream was offered {offered}")
+    expect(not any("insecure" in protocols for protocols in offered), f"the upstream was offered {offered}")
+    expect(bool(offered) == ("/websocket'" in client), f"the subprotocols were {offered}")
 
 
 def large(scene: Scene) -> None:
