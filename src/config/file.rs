@@ -93,6 +93,7 @@ fn tls(source: &Source<'_>, table: &mut TableReader<'_>) -> Tls {
         private_key: table
             .read("private_key", Field::path)
             .unwrap_or_else(|| source.resolve("certs/server.key")),
+        client_ca_file: table.read("client_ca_file", Field::path),
     }
 }
 

@@ -138,6 +138,8 @@ pub struct Tls {
     pub certificate: PathBuf,
     /// `private_key`. Default `certs/server.key`.
     pub private_key: PathBuf,
+    /// `client_ca_file`: clients must show a certificate of these authorities (PEM). None if left out.
+    pub client_ca_file: Option<PathBuf>,
 }
 
 /// `[admin]`. `enabled = false` switches it off.
@@ -396,6 +398,7 @@ mod tests {
         assert_eq!((listen.len(), workers.get(), drain_timeout), (4, 2, Duration::ZERO));
         assert!(tls.certificate.ends_with("config/valid/a.crt"));
         assert_eq!(tls.private_key, Path::new("/b.key"));
+        assert_eq!(tls.client_ca_file.as_deref(), Some(Path::new("/clients.pem")));
         assert_eq!((bounds.max_connections_per_ip, bounds.max_headers), (0, 300));
         assert_eq!(bounds.max_header_size, 0x4000);
         assert_eq!((bounds.model_lookahead, bounds.write_timeout), (64 << 10, Duration::from_secs(5)));

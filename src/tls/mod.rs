@@ -22,7 +22,7 @@ use rustls::{
         CertificateDer, PrivateKeyDer,
         pem::{self, PemObject},
     },
-    server::ServerSessionMemoryCache,
+    server::{ServerSessionMemoryCache, WebPkiClientVerifier, danger::ClientCertVerifier},
     sign::{CertifiedKey, SingleCertAndKey},
     version::{TLS12, TLS13},
 };
@@ -260,16 +260,26 @@ pub fn server_config(tls: &config::Tls) -> Result<(Arc<ServerConfig>, Certificat
     let provider = provider();
     let certified = CertifiedKey::from_der(chain, key, &provider)
         .map_err(|source| unusable(&tls.certificate, &tls.private_key, source))?;
-    let mut config = ServerConfig::builder_with_provider(provider)
+    let builder = ServerConfig::builder_with_provider(provider.clone())
         .with_protocol_versions(&[&TLS13, &TLS12])
-        .expect("aws-lc-rs has cipher suites for both versions")
-        .with_no_client_auth()
-        .with_cert_resolver(Arc::new(SingleCertAndKey::from(certified)));
+        .expect("aws-lc-rs has cipher suites for both versions");
+    let builder = match &tls.client_ca_file {
+        Some(path) => builder.with_client_cert_verifier(clients_of(path, provider)?),
+        None => builder.with_no_client_auth(),
+    };
+    let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(certified)));
     config.alpn_protocols = vec![b"h2".into(), b"http/1.1".into()];
     config.session_storage = ServerSessionMemoryCache::new(RESUMABLE_SESSIONS);
     // Early data could be replayed, and a replayed request costs money.
     config.max_early_data_size = 0;
     Ok((Arc::new(config), certificate))
+}
+
+/// Lets nobody in who shows no certificate of these authorities.
+fn clients_of(path: &Path, provider: Arc<CryptoProvider>) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
+    let roots = Arc::new(client::roots_in(path)?);
+    let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider).build();
+    Ok(verifier.expect("there is a root, and no revocation list that could be wrong"))
 }
 
 fn unusable(certificate: &Path, private_key: &Path, source: rustls::Error) -> TlsError {
@@ -398,6 +408,7 @@ mod tests {
         config::Tls {
             certificate: folder.path().join("certs/server.crt"),
             private_key: folder.path().join("certs/server.key"),
+            client_ca_file: None,
         }
     }
 
@@ -461,6 +472,7 @@ mod tests {
         let tls = config::Tls {
             certificate: folder.path().join("public/a.crt"),
             private_key: folder.path().join("private/deep/a.key"),
+            client_ca_file: None,
         };
         assert!(server_config(&tls).is_ok());
     }
@@ -481,8 +493,11 @@ mod tests {
     fn a_folder_that_cant_be_written_is_named() {
         let folder = TempDir::new().unwrap();
         // No user may make a folder there, not even root.
-        let tls =
-            config::Tls { certificate: "/proc/certs/a.crt".into(), private_key: "/proc/certs/a.key".into() };
+        let tls = config::Tls {
+            certificate: "/proc/certs/a.crt".into(),
+            private_key: "/proc/certs/a.key".into(),
+            client_ca_file: None,
+        };
         let text = refusal(&tls).to_string();
         assert!(text.contains("into /proc/certs: make the folder writable"), "{text}");
 
@@ -569,8 +584,11 @@ mod tests {
     fn swapped_and_encrypted_files_are_recognised() {
         let folder = TempDir::new().unwrap();
         let tls = issued(&folder, [2020, 2100]);
-        let swapped =
-            config::Tls { certificate: tls.private_key.clone(), private_key: tls.certificate.clone() };
+        let swapped = config::Tls {
+            certificate: tls.private_key.clone(),
+            private_key: tls.certificate.clone(),
+            client_ca_file: None,
+        };
         assert!(refusal(&swapped).to_string().contains("swapped"));
         fs::copy(&tls.certificate, &tls.private_key).unwrap();
         assert!(refusal(&tls).to_string().contains("swapped"));

@@ -1,6 +1,6 @@
 //! The way in: versions of TLS, ALPN, what is no TLS at all, addresses and certificates.
 
-use std::{fs, path::Path};
+use std::{fs, net::SocketAddr, path::Path};
 
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -8,7 +8,8 @@ use tokio::{
 };
 use tokio_rustls::rustls::version::{TLS12, TLS13};
 
-use crate::harness::{Proxy, ProxyBuilder, Said, Upstream, patiently, secret, tollgate};
+use crate::harness::{Certificates, Proxy, ProxyBuilder, Said, Upstream, patiently, secret, tollgate};
+use crate::reload::reload;
 
 const LIMITS: &str = r#"{ requests = 1000, per = "1m" }"#;
 
@@ -104,6 +105,58 @@ async fn several_addresses_are_listened_on() {
     let url = format!("https://localhost:{}/v1/models", address.port());
     let answer = client.get(url).header("x-api-key", secret("alice")).send().await.unwrap();
     assert_eq!(answer.status(), 200);
+}
+
+/// R33.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_listener_takes_both_families_and_the_name_of_this_machine() {
+    let (_upstream, proxy) = started(|builder| builder.server("listen = \"[::]:0\"")).await;
+    for address in [&["127.0.0.1"][..], &["::1"], &["::1", "127.0.0.1"]] {
+        let address: Vec<_> = address.iter().map(|ip| SocketAddr::new(ip.parse().unwrap(), 0)).collect();
+        let client = proxy.client_builder().resolve_to_addrs("localhost", &address).build().unwrap();
+        assert_eq!(proxy.chat(&client, "alice").send().await.unwrap().status(), 200, "{address:?}");
+    }
+    let clients: Vec<_> = proxy.logs.requests().iter().map(|line| line["client"].clone()).collect();
+    assert!(clients.contains(&"127.0.0.1".into()), "an IPv4 address is shown as one: {clients:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_shows_a_certificate_where_one_is_asked_for() {
+    let certificates = [Certificates::for_names(&["client"]), Certificates::for_names(&["stranger"])];
+    let asking = |nth: usize| {
+        format!("[server.tls]\nclient_ca_file = \"{}\"", Certificates::path(&certificates[nth], "ca.crt"))
+    };
+    let (upstream, proxy) = started(|builder| builder.section(&asking(0))).await;
+    let asked = async |shown: Option<&Certificates>| {
+        let mut builder = proxy.client_builder();
+        if let Some(certificates) = shown {
+            let [certificate, key] = ["client.crt", "client.key"].map(|name| certificates.path(name));
+            let pem = [fs::read(certificate).unwrap(), fs::read(key).unwrap()].concat();
+            builder = builder.identity(reqwest::Identity::from_pem(&pem).unwrap());
+        }
+        proxy
+            .chat(&builder.build().unwrap(), "alice")
+            .send()
+            .await
+            .map(|answer| answer.status().as_u16())
+            .ok()
+    };
+    assert_eq!(asked(Some(&certificates[0])).await, Some(200));
+    assert_eq!((asked(Some(&certificates[1])).await, asked(None).await), (None, None));
+    assert_eq!(upstream.received().len(), 1);
+    let failed = "tollgate_connections_refused_total{reason=\"handshake_failed\"}";
+    assert_eq!(proxy.metric(failed).await, 2.0);
+
+    // Whom to let in can be changed while it runs, and what can't be used changes nothing.
+    let now_asking = |section: &str| {
+        proxy.write_config(&ProxyBuilder::before(&upstream).section(section).tier("alice", LIMITS));
+    };
+    now_asking(&asking(1));
+    reload(&proxy, "reloaded").await;
+    assert_eq!((asked(Some(&certificates[0])).await, asked(Some(&certificates[1])).await), (None, Some(200)));
+    now_asking("[server.tls]\nclient_ca_file = \"nowhere.pem\"");
+    reload(&proxy, "not reloaded").await;
+    assert_eq!((asked(None).await, asked(Some(&certificates[1])).await), (None, Some(200)));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -71,17 +71,30 @@ async fn a_stream_goes_on_under_the_policy_it_began_with() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_renewed_certificate_is_served_to_new_connections() {
-    let upstream = Upstream::ok().await;
+async fn a_renewed_certificate_is_served_to_new_connections_and_streams_go_on() {
+    let gate = Gate::default();
+    let script = Script::sse().event("one").wait(&gate).event("two").end();
+    let upstream = Upstream::start(move |_| script.clone()).await;
     let proxy = ProxyBuilder::before(&upstream).tier("alice", LIMITS).start().await;
     let old_client = proxy.client();
+    let mut stream = proxy.chat(&old_client, "alice").send().await.unwrap();
+    assert_eq!(stream.chunk().await.unwrap().unwrap(), "data: one\n\n");
+    let fresh_old_client = proxy.client();
     let donor = ProxyBuilder::before(&upstream).tier("alice", LIMITS).start().await;
     for file in ["server.crt", "server.key"] {
         std::fs::copy(donor.certificates.join(file), proxy.certificates.join(file)).unwrap();
     }
     reload(&proxy, "reloaded").await;
     assert_eq!(status(&proxy, "alice").await, 200, "a client that trusts the new certificate");
-    assert!(proxy.chat(&old_client, "alice").send().await.is_err(), "the old one is not served any more");
+    let refused = proxy.chat(&fresh_old_client, "alice").send().await;
+    assert!(refused.is_err(), "the old one is not served any more");
+
+    // Half of a renewal is no reason to serve nothing.
+    std::fs::write(proxy.certificates.join("server.key"), "").unwrap();
+    reload(&proxy, "not reloaded").await;
+    assert_eq!(status(&proxy, "alice").await, 200);
+    gate.open();
+    assert_eq!(stream.text().await.unwrap(), "data: two\n\n");
 }
 
 #[tokio::test(flavor = "multi_thread")]
