@@ -17,6 +17,7 @@ pub struct Metrics {
     first_byte: Family<RouteLabels, Histogram>,
     limiter_seconds: Histogram,
     limiter_faults: Family<FaultLabels, Counter>,
+    client_tries: [Tally; CLIENT_RETRIES.len()],
     near_limit: Family<LimitLabels, Counter>,
     over_unenforced_limit: Family<LimitLabels, Counter>,
     limiter_fallbacks: Family<PolicyLabels, Counter>,
@@ -33,6 +34,10 @@ pub struct Metrics {
     upstream_attempts: Family<AttemptLabels, Counter>,
     endpoints_available: Family<EndpointLabels, Gauge>,
 }
+
+/// How `client_tries` names the first try of a call and its retries. No SDK makes more by itself than the last one tells
+/// apart.
+const CLIENT_RETRIES: [&str; 4] = ["0", "1", "2", "3+"];
 
 /// Labels that are known before anything happens. Their series stand at zero from the start, for an alert on a series that
 /// comes with the first fault misses that fault.
@@ -76,6 +81,11 @@ impl EncodeLabelValue for Name {
     fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> fmt::Result {
         self.0.as_deref().unwrap_or_default().encode(encoder)
     }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TryLabels {
+    retry: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -132,8 +142,11 @@ impl Metrics {
         });
         let limiter_seconds =
             Histogram::new([0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25]);
+        let tries = Family::<TryLabels, Counter>::default();
         let metrics = Self {
             key_labels,
+            client_tries: CLIENT_RETRIES
+                .map(|retry| Tally(tries.get_or_create(&TryLabels { retry }).clone())),
             requests: Family::default(),
             first_byte,
             limiter_seconds,
@@ -152,6 +165,11 @@ impl Metrics {
             registry: Registry::default(),
         };
         metrics.register(&mut registry);
+        registry.register(
+            "client_tries",
+            "Requests of known callers by which retry they are, as their SDKs say",
+            tries,
+        );
         metrics.register_upstreams(&mut registry);
         metrics.store_up.set(1);
         metrics.begin_at_zero(known);
@@ -254,6 +272,12 @@ impl Metrics {
     pub fn request_ended(&self, labels: RequestLabels) {
         let key = if self.key_labels { labels.key } else { Name::default() };
         self.requests.get_or_create(&RequestLabels { key, ..labels }).inc();
+    }
+
+    /// Counts a request that is the first try of a call (0) or one of its retries.
+    pub fn client_tried(&self, retry: u32) {
+        let nth = usize::try_from(retry).unwrap_or(usize::MAX);
+        self.client_tries[nth.min(CLIENT_RETRIES.len() - 1)].inc();
     }
 
     /// Notes when the head of an answer was there.

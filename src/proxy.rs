@@ -178,6 +178,9 @@ impl Proxy {
         }
         let principal = auth::authenticate(&policy.keys, &head, Timestamp::now())?;
         exchange.authenticated(&principal, policy.tier(&principal));
+        if let Some(retry) = headers::retry_count(&head.headers) {
+            self.shared.metrics.client_tried(retry);
+        }
 
         // Path, host and declared size cost nothing to ask for, so what they refuse must not use up the caller's limit.
         let destination = destination(policy, exchange, &head)?;

@@ -46,6 +46,9 @@ pub const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-p
 /// Keeps proxies of the nginx kind in front of us from holding a stream back.
 pub const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
+/// Which retry of a call a request is, as the SDKs of OpenAI and Anthropic count: 0 is the first try.
+pub const STAINLESS_RETRY_COUNT: HeaderName = HeaderName::from_static("x-stainless-retry-count");
+
 /// Where the rest of an upload goes, in Google's resumable protocol: <https://ai.google.dev/gemini-api/docs/files>.
 pub const UPLOAD_URL: HeaderName = HeaderName::from_static("x-goog-upload-url");
 
@@ -96,6 +99,11 @@ pub fn host(head: &Parts) -> &str {
         Some(authority) => authority.as_str(),
         None => head.headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default(),
     }
+}
+
+/// Which retry of a call this is, where the client's SDK says so.
+pub fn retry_count(headers: &HeaderMap) -> Option<u32> {
+    headers.get(STAINLESS_RETRY_COUNT)?.to_str().ok()?.parse().ok()
 }
 
 /// Removes what concerns only the one connection. Runs before anything is set, so that nobody can name a header of

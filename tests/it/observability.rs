@@ -249,6 +249,7 @@ async fn the_exposition_is_openmetrics_and_names_every_metric() {
         "tollgate_requests",
         "tollgate_in_flight_requests",
         "tollgate_time_to_first_byte_seconds",
+        "tollgate_client_tries",
         "tollgate_limiter_decision_seconds",
         "tollgate_limiter_faults",
         "tollgate_limiter_fallbacks",
@@ -426,4 +427,32 @@ async fn a_request_whose_head_is_none_has_a_line_and_a_count_too() {
         let labels = format!(r#"{{route="",tier="",key="",outcome="malformed",status="{status}"}}"#);
         assert_eq!(proxy.metric(&format!("tollgate_requests_total{labels}")).await, 1.0);
     }
+}
+
+/// R36. A herd of retries is seen before anybody complains, and nothing that a client writes makes a series.
+#[tokio::test(flavor = "multi_thread")]
+async fn tries_of_clients_are_counted_by_which_retry_they_are() {
+    let upstream = upstream(&Gate::default()).await;
+    let proxy = before(&upstream).start().await;
+    let tries = async |id: &str, counts: &[&str]| {
+        for count in counts {
+            let request = proxy.client().get(proxy.url("/v1/models")).header("x-api-key", secret(id));
+            request.header("x-stainless-retry-count", *count).send().await.unwrap();
+        }
+    };
+    let expected = |counts: [f64; 4]| {
+        let series =
+            ["0", "1", "2", "3+"].map(|retry| format!("tollgate_client_tries_total{{retry=\"{retry}\"}}"));
+        series.into_iter().zip(counts).collect::<BTreeMap<_, _>>()
+    };
+    let counted =
+        async || series(&proxy, "tollgate_client_tries_total").await.into_iter().collect::<BTreeMap<_, _>>();
+    assert_eq!(counted().await, expected([0.0; 4]), "they stand there from the start");
+    tries("mallory", &["0", "1"]).await;
+    tries("alice", &["0", "0", "1", "2", "3", "4", "4294967295", "-1", "one", ""]).await;
+    asked(&proxy, "/v1/models", "alice").await;
+    assert_eq!(counted().await, expected([2.0, 1.0, 1.0, 3.0]));
+    let refused = r#"{route="llm",tier="alice",key="",outcome="refused",status="429"}"#;
+    let refused = proxy.metric(&format!("tollgate_requests_total{refused}")).await;
+    assert_eq!(refused, 5.0, "a retry uses up the limit like any request");
 }
