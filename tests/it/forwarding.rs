@@ -133,6 +133,8 @@ async fn the_clients_key_goes_from_every_slot_and_the_upstreams_comes_in() {
             "Bearer from-env",
         ),
         (&*from_file, "x-api-key", "from-file"),
+        ("{ header = \"api-key\", value = \"${UPSTREAM_KEY}\" }", "api-key", "from-env"),
+        ("{ header = \"x-goog-api-key\", value = \"${UPSTREAM_KEY}\" }", "x-goog-api-key", "from-env"),
     ] {
         let proxy = ProxyBuilder::before(&upstream).upstream(&format!("credential = {credential}"));
         let proxy = proxy.env("UPSTREAM_KEY", "from-env").tier("alice", "").start().await;
@@ -155,6 +157,39 @@ async fn the_clients_key_goes_from_every_slot_and_the_upstreams_comes_in() {
         proxy.logs.request("/v1/x").await;
         let logs = format!("{:?}", proxy.logs.all());
         assert!(!logs.contains(&secret) && !logs.contains("from-env") && !logs.contains("from-file"));
+    }
+}
+
+/// R1. What stands in the other slot may be the same key, or a client's own key for the upstream, which passes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_opens_in_every_slot_whatever_stands_in_another() {
+    let upstream = Upstream::ok().await;
+    let proxy = start(&upstream).await;
+    let ours = secret("alice");
+    let slots = ["authorization", "x-api-key", "api-key", "x-goog-api-key"];
+    let held = |slot: &str, key: &str| {
+        if slot == "authorization" { format!("Bearer {key}") } else { key.to_owned() }
+    };
+    for (protocol, client) in clients(&proxy) {
+        let others = |slot| slots.into_iter().filter(move |other| *other != slot);
+        let pairs = slots.into_iter().flat_map(|slot| others(slot).map(move |other| (slot, other)));
+        for (slot, other, beside) in
+            pairs.flat_map(|(slot, other)| ["", "same", "their-own"].map(|beside| (slot, other, beside)))
+        {
+            let request = client.get(proxy.url("/v1/models")).header(slot, held(slot, &ours));
+            let request = match beside {
+                "" => request,
+                "same" => request.header(other, held(other, &ours)),
+                own => request.header(other, held(other, own)),
+            };
+            let case = format!("{protocol}: {slot} and {beside:?} in {other}");
+            assert_eq!(request.send().await.unwrap().status(), 200, "{case}");
+            let received = upstream.next_request().await;
+            assert_eq!(received.header(slot), None, "{case}");
+            let kept = (beside == "their-own").then(|| held(other, "their-own"));
+            assert_eq!(received.header(other), kept.as_deref(), "{case}");
+            has_no_secret(&received);
+        }
     }
 }
 

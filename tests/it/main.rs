@@ -28,6 +28,7 @@ mod redis_cluster;
 mod redis_faults;
 mod redis_reached;
 mod redis_sentinel;
+mod refusals;
 mod reload;
 mod routing;
 mod script;

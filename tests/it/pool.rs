@@ -1,6 +1,9 @@
 //! Connections to upstreams are used again, and one that went stale meanwhile costs the caller nothing.
 
+use std::time::Duration;
+
 use reqwest::{Client, RequestBuilder};
+use tokio::task::JoinSet;
 
 use crate::harness::{Proxy, ProxyBuilder, Script, Upstream, Wire, header, patiently, secret};
 
@@ -42,6 +45,45 @@ async fn a_connection_that_the_upstream_closed_while_it_was_idle_is_not_noticed(
         answer.bytes().await.unwrap();
     }
     assert_eq!(upstream.received().len(), 20);
+}
+
+/// R11. Closing meets the next request at every moment: before it is sent, under way, and half read.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upstream_that_closes_idle_connections_at_any_moment_is_not_noticed() {
+    const REQUESTS: usize = 1000;
+    let wire = Wire::listen().await;
+    let url = wire.url();
+    let closes_early = tokio::spawn(async move {
+        let mut links = JoinSet::new();
+        for nth in 0_u64.. {
+            let mut link = wire.accept().await;
+            links.spawn(async move {
+                link.request().await;
+                link.ok().await;
+                // About as long as the next request takes to come.
+                let idle = Duration::from_micros(nth * 37 % 4000);
+                while tokio::time::timeout(idle, link.request()).await.is_ok() {
+                    link.ok().await;
+                }
+            });
+        }
+    });
+    let proxy = ProxyBuilder::before_url(&url).tier("alice", "").start().await;
+    let clients = (0..3).map(|_| {
+        let (client, url) = (proxy.client(), proxy.url("/v1/x"));
+        tokio::spawn(async move {
+            for _ in 0..REQUESTS {
+                let answer = client.post(&url).bearer_auth(secret("alice")).body("{}").send().await.unwrap();
+                assert_eq!(answer.status(), 200);
+                answer.bytes().await.unwrap();
+            }
+        })
+    });
+    for client in clients.collect::<Vec<_>>() {
+        patiently("all requests", client).await.unwrap();
+    }
+    closes_early.abort();
+    assert!(closes_early.await.is_err_and(|error| error.is_cancelled()));
 }
 
 /// One answer, which puts the connection into the pool, and then `fate` for the next request on it.

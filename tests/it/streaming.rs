@@ -1,9 +1,11 @@
 //! Answers pass as they come: event by event, byte for byte, with what the limits say in the head.
 
+use std::time::{Duration, Instant};
+
 use reqwest::{Method, StatusCode};
 
 use crate::harness::{
-    Gate, Plain, Proxy, ProxyBuilder, Script, Upstream, clients, header, patiently,
+    Gate, Plain, Proxy, ProxyBuilder, Script, Upstream, Wire, clients, header, patiently,
     raw::{DATA, END_STREAM, HEADERS, Raw, RawH2},
     secret,
 };
@@ -37,6 +39,38 @@ async fn an_event_arrives_before_the_next_is_sent() {
         let second = patiently("the second event", answer.chunk()).await.unwrap().unwrap();
         assert_eq!(second, "data: two\n\n", "{protocol}");
         assert_eq!(patiently("the end", answer.text()).await.unwrap(), "");
+    }
+}
+
+/// R3. Each event is sent when the one before has arrived. Nagle's algorithm or a timer would hold back nearly all of them
+/// for 40 ms or so; a busy machine holds back a few.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_is_on_its_way_at_once() {
+    const EVENTS: usize = 50;
+    let wire = Wire::listen().await;
+    let proxy = ProxyBuilder::before_url(&wire.url()).tier("alice", "").start().await;
+    for (protocol, client) in clients(&proxy) {
+        let answer = tokio::spawn(proxy.chat(&client, "alice").send());
+        let mut link = wire.accept().await;
+        link.request().await;
+        link.send("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+            .await;
+        let mut answer = patiently("the head", answer).await.unwrap().unwrap();
+        let mut delays = Vec::new();
+        for _ in 0..EVENTS {
+            let sent = Instant::now();
+            // In two writes, as servers make them that frame an event by itself.
+            link.send("b\r\n").await;
+            link.send("data: one\n\n\r\n").await;
+            let event = patiently("an event", answer.chunk()).await.unwrap().unwrap();
+            delays.push(sent.elapsed());
+            assert_eq!(event, "data: one\n\n", "{protocol}");
+        }
+        link.send("0\r\n\r\n").await;
+        assert_eq!(answer.text().await.unwrap(), "", "{protocol}");
+        delays.sort_unstable();
+        println!("{protocol}: median {:?}, worst {:?}", delays[EVENTS / 2], delays[EVENTS - 1]);
+        assert!(delays[EVENTS / 4] < Duration::from_millis(20), "{protocol}: {delays:?}");
     }
 }
 
