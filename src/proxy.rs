@@ -16,6 +16,7 @@ use hyper::{
     body::Incoming,
     header::{
         CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HeaderValue, RETRY_AFTER, SEC_WEBSOCKET_VERSION,
+        WWW_AUTHENTICATE,
     },
     http::request::Parts,
 };
@@ -401,6 +402,10 @@ fn refuse(error: &Error, policy: &Policy, mut exchange: Exchange, without_body: 
         }
         (Error::StoreUnavailable, _) => drop(fields.insert(RETRY_AFTER, HeaderValue::from_static("1"))),
         _ => set_statuses(fields, policy, &exchange),
+    }
+    if answer.status == StatusCode::UNAUTHORIZED {
+        // RFC 9110 §15.5.2: a 401 says what would open.
+        fields.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
     if answer.status == StatusCode::UPGRADE_REQUIRED {
         // Clients of some APIs take this, and this alone, for the word to go on in plain HTTP. They do so at once.

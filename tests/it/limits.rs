@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use reqwest::{Response, StatusCode};
 
-use crate::harness::{Proxy, ProxyBuilder, Redis, Upstream};
+use crate::harness::{Proxy, ProxyBuilder, Redis, Upstream, secret};
 
 fn number(answer: &Response, name: &str) -> u64 {
     let values: Vec<_> = answer.headers().get_all(name).iter().collect();
@@ -111,4 +111,41 @@ async fn a_limit_is_tried_out_without_refusing_anybody() {
     assert_eq!(proxy.metric(over).await, 2.0);
     let near = r#"tollgate_near_limit_total{tier="alice",limit="1h-shadow"}"#;
     assert_eq!(proxy.metric(near).await, 3.0, "from the fourth request on");
+}
+
+/// Two readers of one credential that differ would count a caller twice, or not at all.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_has_one_window_however_it_is_written() {
+    let upstream = Upstream::ok().await;
+    let proxy =
+        ProxyBuilder::before(&upstream).tier("alice", r#"{ requests = 8, per = "1h" }"#).start().await;
+    let (client, key) = (proxy.client(), secret("alice"));
+    let asked = async |slot: &str, value: &str| {
+        client.get(proxy.url("/v1/models")).header(slot, value).send().await.unwrap()
+    };
+    let spellings = [
+        ("authorization", format!("Bearer {key}")),
+        ("authorization", format!("bearer {key}")),
+        ("authorization", format!("BEARER {key}")),
+        ("authorization", format!("Bearer   {key}")),
+        ("authorization", format!("Bearer {key} ")),
+        ("x-api-key", key.clone()),
+        ("api-key", key.clone()),
+        ("x-goog-api-key", key.clone()),
+    ];
+    for (nth, (slot, value)) in spellings.iter().enumerate() {
+        let answer = asked(slot, value).await;
+        assert_eq!(answer.status(), StatusCode::OK, "{slot}: {value}");
+        assert_eq!(number(&answer, "x-ratelimit-remaining"), 7 - nth as u64, "{slot}: {value}");
+    }
+    for (slot, value) in &spellings {
+        assert_eq!(asked(slot, value).await.status(), StatusCode::TOO_MANY_REQUESTS, "{slot}: {value}");
+    }
+    let basic = format!("Basic {key}");
+    for value in ["Basic a0E=", &basic, "Bearer ", "Bearer", "", "Bearer  Bearer", "Bearer, x"] {
+        let answer = asked("authorization", value).await;
+        assert_eq!(answer.status(), StatusCode::UNAUTHORIZED, "{value}");
+        assert_eq!(answer.headers()["www-authenticate"], "Bearer", "{value}");
+    }
+    assert_eq!(upstream.received().len(), 8);
 }

@@ -39,6 +39,8 @@ fn has_the_shape(nth: usize, answer: &Answer, status: u16, classes: Classes) {
     assert_eq!(answer.status, status, "{case}");
     assert_eq!(answer.header("content-type"), Some("application/json"), "{case}");
     let id = answer.header("x-request-id").unwrap();
+    let opens = (status == 401).then_some("Bearer");
+    assert_eq!(answer.header("www-authenticate"), opens, "{case}");
     assert!(!id.is_empty() && answer.header("request-id") == Some(id), "{case}");
     let body = answer.json();
     let error = &body["error"];
