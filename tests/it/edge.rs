@@ -220,6 +220,32 @@ async fn a_bad_certificate_is_told_of_and_nothing_starts() {
     }
 }
 
+/// As OpenSSL and its kin write them: several kinds of keys, several kinds of PEM.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_form_of_a_key_in_the_clear_is_served() {
+    for (form, generate) in [
+        ("EC with its parameters", "openssl ecparam -name prime256v1 -genkey -out server.key"),
+        ("EC alone", "openssl ecparam -name secp384r1 -genkey -noout -out server.key"),
+        ("RSA of old", "openssl genrsa -traditional -out server.key 2048"),
+        ("RSA in PKCS #8", "openssl genpkey -algorithm rsa -pkeyopt rsa_keygen_bits:2048 -out server.key"),
+        ("Ed25519", "openssl genpkey -algorithm ed25519 -out server.key"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let certify = "openssl req -x509 -key server.key -subj /CN=localhost -days 2 -out server.crt \
+                       -addext subjectAltName=DNS:localhost -addext basicConstraints=critical,CA:FALSE";
+        // Windows' ends of lines, and the two in one file, as some tools deliver them.
+        let bend = "cat server.crt server.key | sed 's/$/\\r/' >both; cp both server.crt; cp both server.key";
+        for command in [&format!("{generate} && {certify}"), bend] {
+            let made =
+                std::process::Command::new("sh").args(["-c", command]).current_dir(folder.path()).output();
+            let made = made.unwrap();
+            assert!(made.status.success(), "{form}: {}", String::from_utf8_lossy(&made.stderr));
+            let (_upstream, proxy) = started(|builder| builder.certificates(folder.path().to_owned())).await;
+            is_served(&proxy).await;
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_port_in_use_is_told_of_whoever_uses_it() {
     let folder = tempfile::tempdir().unwrap();

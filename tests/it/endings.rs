@@ -150,6 +150,29 @@ async fn a_stream_is_not_kept_alive_unless_that_is_wanted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_stream_may_last_as_long_as_it_goes_on() {
+    const EVENTS: usize = 12;
+    let wire = Wire::listen().await;
+    let lines = "first_byte_timeout = \"1s\"\nidle_timeout = \"1s\"";
+    let proxy = ProxyBuilder::before_url(&wire.url()).upstream(lines).tier("alice", "").start().await;
+    for (protocol, client) in clients(&proxy) {
+        let reads = async { arrived(get(&proxy, &client, "/v1/responses", &[]).await).await };
+        let goes_on = async {
+            let mut link = wire.accept().await;
+            link.head().await;
+            link.send("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 132\r\n\r\n")
+                .await;
+            for _ in 0..EVENTS {
+                tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+                link.send("data: one\n\n").await;
+            }
+        };
+        let (whole, ()) = tokio::join!(reads, goes_on);
+        assert_eq!(whole, ("data: one\n\n".repeat(EVENTS), true), "{protocol}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_exchange_has_its_time_if_that_is_wanted_however_lively_it_is() {
     let wire = Wire::listen().await;
     let proxy = ProxyBuilder::before_url(&wire.url()).upstream("total_timeout = \"700ms\"").tier("alice", "");

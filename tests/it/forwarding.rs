@@ -81,8 +81,12 @@ async fn headers_pass_but_for_those_of_the_connection() {
     assert_eq!(betas.map(|(_, value)| &**value).collect::<Vec<_>>(), ["a", "b"]);
     assert_eq!(received.header("x-unheard-of"), Some("caf\u{e9}"));
 
+    // HTTP/2 knows none of them: its clients would take the answer for a broken one.
+    let multiplexed = proxy.chat(&proxy.client(), "alice").send().await.unwrap();
+    assert_eq!((multiplexed.version(), multiplexed.status().as_u16()), (reqwest::Version::HTTP_2, 200));
     for gone in ["connection", "keep-alive", "x-private", "proxy-authenticate"] {
         assert_eq!(answer.header(gone), None, "{gone}");
+        assert_eq!(multiplexed.headers().get(gone), None, "{gone}");
     }
     assert_eq!(answer.header("server"), Some("up"));
     assert_eq!(answer.header("date"), Some("Thu, 01 Jan 2026 00:00:00 GMT"));

@@ -3,7 +3,7 @@
 use reqwest::Method;
 use rustix::process::Signal;
 
-use crate::harness::{ProxyBuilder, Upstream, clients, header, secret};
+use crate::harness::{ProxyBuilder, Upstream, clients, header, raw::Raw, secret};
 
 const LIMITS: &str = r#"{ requests = 1, per = "1m" }"#;
 
@@ -46,6 +46,39 @@ async fn probes_need_no_key_and_reach_nobody() {
     assert_eq!(of_probes.len(), 2 * probes.len());
     assert!(of_probes.iter().all(|line| line["level"] == "DEBUG"));
     assert!(lines.iter().all(|line| line["level"] != "WARN" || !line.to_string().contains("healthz")));
+}
+
+/// Whatever reads a path otherwise than the gate does, nothing behind it is reached without a key.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_spelling_of_a_path_passes_without_a_key() {
+    let upstream = Upstream::ok().await;
+    let proxy = ProxyBuilder::before(&upstream).tier("alice", LIMITS).start().await;
+    for path in [
+        "/v1/models",
+        "/%76%31/models",
+        "//v1/models",
+        "/V1/models",
+        "/v1/models;x",
+        "/healthz/../v1/models",
+        "/healthz/%2e%2e/v1/models",
+        "/healthz%2f..%2fv1/models",
+        "/healthz/v1/models",
+        "/healthz;/v1/models",
+        "/healthz%00/v1/models",
+        "/api/hello/../../v1/models",
+        "/metrics/../v1/models",
+        "https://localhost/v1/models",
+        "http://localhost/healthz/../v1/models",
+    ] {
+        for method in ["GET", "HEAD", "POST", "OPTIONS"] {
+            let mut raw = Raw::to(&proxy).await;
+            raw.send(format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n"))
+                .await;
+            let status = raw.head().await.unwrap().status;
+            assert!([400, 401].contains(&status), "{method} {path}: {status}");
+        }
+    }
+    assert!(upstream.received().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,8 +1,15 @@
 //! Answers pass as they come: event by event, byte for byte, with what the limits say in the head.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use reqwest::{Method, StatusCode};
+use tokio::task::JoinSet;
 
 use crate::harness::{
     Gate, Plain, Proxy, ProxyBuilder, Script, Upstream, Wire, clients, header, patiently,
@@ -42,36 +49,79 @@ async fn an_event_arrives_before_the_next_is_sent() {
     }
 }
 
-/// R3. Each event is sent when the one before has arrived. Nagle's algorithm or a timer would hold back nearly all of them
-/// for 40 ms or so; a busy machine holds back a few.
+/// R3. Behind the head of its answer, an event is a second small piece, which Nagle's algorithm holds back for 40 ms: every
+/// one of them, as a timer would. A busy machine holds back a few.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_is_on_its_way_at_once() {
-    const EVENTS: usize = 50;
-    let wire = Wire::listen().await;
-    let proxy = ProxyBuilder::before_url(&wire.url()).tier("alice", "").start().await;
-    for (protocol, client) in clients(&proxy) {
-        let answer = tokio::spawn(proxy.chat(&client, "alice").send());
-        let mut link = wire.accept().await;
-        link.request().await;
-        link.send("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
-            .await;
-        let mut answer = patiently("the head", answer).await.unwrap().unwrap();
+    const ANSWERS: usize = 50;
+    let gates: Arc<Vec<Gate>> = Arc::new((0..2 * ANSWERS).map(|_| Gate::default()).collect());
+    let held = gates.clone();
+    let upstream = Upstream::start(move |request| {
+        let nth: usize = request.header("x-nth").unwrap().parse().unwrap();
+        Script::sse().wait(&held[nth]).event("one").end()
+    })
+    .await;
+    let proxy = ProxyBuilder::before(&upstream).tier("alice", "").start().await;
+    for ((protocol, client), gates) in clients(&proxy).into_iter().zip(gates.chunks(ANSWERS)) {
+        let first = if protocol == "HTTP/1.1" { 0 } else { ANSWERS };
         let mut delays = Vec::new();
-        for _ in 0..EVENTS {
+        for (nth, gate) in gates.iter().enumerate() {
+            let request = proxy.chat(&client, "alice").header("x-nth", first + nth).send();
+            let mut answer = patiently("the head", request).await.unwrap();
             let sent = Instant::now();
-            // In two writes, as servers make them that frame an event by itself.
-            link.send("b\r\n").await;
-            link.send("data: one\n\n\r\n").await;
-            let event = patiently("an event", answer.chunk()).await.unwrap().unwrap();
+            gate.open();
+            let event = patiently("the event", answer.chunk()).await.unwrap().unwrap();
             delays.push(sent.elapsed());
             assert_eq!(event, "data: one\n\n", "{protocol}");
+            assert_eq!(answer.text().await.unwrap(), "", "{protocol}");
         }
-        link.send("0\r\n\r\n").await;
-        assert_eq!(answer.text().await.unwrap(), "", "{protocol}");
         delays.sort_unstable();
-        println!("{protocol}: median {:?}, worst {:?}", delays[EVENTS / 2], delays[EVENTS - 1]);
-        assert!(delays[EVENTS / 4] < Duration::from_millis(20), "{protocol}: {delays:?}");
+        println!("{protocol}: median {:?}, worst {:?}", delays[ANSWERS / 2], delays[ANSWERS - 1]);
+        assert!(delays[ANSWERS / 4] < Duration::from_millis(20), "{protocol}: {delays:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_do_not_read_hold_up_their_upstream_and_cost_little() {
+    const CLIENTS: usize = 20;
+    /// More than the kernel's buffers of two connections.
+    const MOST_EACH: usize = 64 << 20;
+    let wire = Wire::listen().await;
+    let proxy = ProxyBuilder::before_url(&wire.url()).tier("alice", "").start().await;
+    let before = proxy.resident_bytes().await;
+    let sent = Arc::new(AtomicUsize::new(0));
+    let (mut clients, mut upstreams) = ((Vec::new(), Vec::new()), JoinSet::new());
+    for nth in 0..CLIENTS {
+        if nth % 2 == 0 {
+            let mut raw = Raw::to(&proxy).await;
+            raw.get("/v1/x", "alice").await;
+            clients.0.push(raw);
+        } else {
+            let mut raw = RawH2::to(&proxy, 65_535).await;
+            raw.get(1, "/v1/x", "alice").await;
+            clients.1.push(raw);
+        }
+        let mut link = wire.accept().await;
+        link.head().await;
+        let sent = sent.clone();
+        upstreams.spawn(async move {
+            link.send("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n").await;
+            let events = "data: one\n\n".repeat(10_000);
+            while sent.load(Ordering::Relaxed) < CLIENTS * MOST_EACH && link.try_send(&events).await {
+                sent.fetch_add(events.len(), Ordering::Relaxed);
+            }
+        });
+    }
+    // Everything in between fills up, until no upstream gets on.
+    let mut last = usize::MAX;
+    while last != sent.load(Ordering::Relaxed) {
+        last = sent.load(Ordering::Relaxed);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    let each = proxy.resident_bytes().await.saturating_sub(before) / CLIENTS;
+    println!("{} bytes sent to each, {each} bytes of memory for each", last / CLIENTS);
+    assert!(last < CLIENTS * MOST_EACH, "the upstreams wait");
+    assert!(each < 1 << 20, "{each} bytes for each client that does not read");
 }
 
 #[tokio::test(flavor = "multi_thread")]

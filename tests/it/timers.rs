@@ -73,6 +73,25 @@ async fn a_client_that_never_shakes_hands_is_closed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn clients_that_never_shake_hands_hold_up_nobody() {
+    const SILENT: usize = 300;
+    let mut scene = Scene::with_short("no timer").await;
+    let mut silent = Vec::new();
+    for _ in 0..SILENT {
+        silent.push(TcpStream::connect(scene.proxy.address).await.unwrap());
+    }
+    // Every worker has some of them, and accepts on.
+    for _ in 0..20 {
+        let answer = patiently("an answer", scene.proxy.chat(&scene.proxy.client(), "alice").send()).await;
+        assert_eq!(answer.unwrap().status(), 200);
+    }
+    let refused =
+        scene.proxy.metric("tollgate_connections_refused_total{reason=\"handshake_timeout\"}").await;
+    assert_eq!(refused, 0.0, "they are still there");
+    scene.bystander_is_fine().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_asks_nothing_is_closed() {
     let scene = Scene::with_short("header_timeout").await;
     let mut raw = Raw::to(&scene.proxy).await;

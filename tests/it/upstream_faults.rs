@@ -64,6 +64,31 @@ async fn an_upstream_that_never_answers_is_504() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn requests_that_hang_hold_up_no_others() {
+    const HANGING: usize = 100;
+    let upstream = Upstream::start(|request| match &*request.target {
+        "/v1/hangs" => Script::new().hang(),
+        _ => Script::json(200, "{}"),
+    })
+    .await;
+    let proxy = ProxyBuilder::before(&upstream).tier("alice", "").start().await;
+    let client = proxy.client();
+    let mut hanging = tokio::task::JoinSet::new();
+    for _ in 0..HANGING {
+        let client = if hanging.len() % 2 == 0 { client.clone() } else { proxy.client() };
+        let request = client.get(proxy.url("/v1/hangs")).bearer_auth(secret("alice"));
+        hanging.spawn(request.send());
+    }
+    for _ in 0..HANGING {
+        assert_eq!(upstream.next_request().await.target, "/v1/hangs");
+    }
+    for (protocol, client) in clients(&proxy) {
+        assert_eq!(get(&proxy, &client, "/v1/fine").await.status(), 200, "{protocol}");
+    }
+    assert_eq!(get(&proxy, &client, "/v1/fine").await.status(), 200, "on their own connection too");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_upstream_that_accepts_no_connection_is_504() {
     // A queue of one that is full: the kernel then ignores whoever knocks.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();

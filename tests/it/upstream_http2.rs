@@ -370,7 +370,7 @@ async fn clients_that_do_not_read_stop_nobody_else_and_cost_little() {
     raw.get(1, "/v1/reads", "alice").await;
     let mut reads = upstream.next().await.head(200);
     raw.send(WINDOW_UPDATE, 0, 1, &1_000_000_u32.to_be_bytes()).await;
-    let before = resident_bytes(&proxy).await;
+    let before = proxy.resident_bytes().await;
     let (full, mut filled) = tokio::sync::mpsc::channel(STALLED);
     for nth in 0..STALLED {
         raw.get(3 + 2 * nth as u32, &format!("/v1/stalls/{nth}"), "alice").await;
@@ -387,13 +387,6 @@ async fn clients_that_do_not_read_stop_nobody_else_and_cost_little() {
         let frame = raw.frame_of(DATA, 1).await.expect("the client that reads goes on");
         assert_eq!(frame.payload, b"data: go on\n\n");
     }
-    let each = (resident_bytes(&proxy).await.saturating_sub(before)) / STALLED;
+    let each = (proxy.resident_bytes().await.saturating_sub(before)) / STALLED;
     assert!(each < 2 << 20, "{each} bytes for each client that does not read");
-}
-
-/// What the process has in memory.
-async fn resident_bytes(proxy: &Proxy) -> usize {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", proxy.pid().await)).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() * 1024
 }

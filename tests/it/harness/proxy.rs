@@ -282,6 +282,13 @@ impl Proxy {
         self.child.lock().await.id().expect("it is running")
     }
 
+    /// Bytes of memory that it has.
+    pub(crate) async fn resident_bytes(&self) -> usize {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid().await)).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() * 1024
+    }
+
     pub(crate) async fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_raw(self.pid().await as i32).unwrap();
         rustix::process::kill_process(pid, signal).unwrap();

@@ -75,21 +75,14 @@ async fn an_answer_of_enormous_length() {
         let link = WeakLink::to(&redis).await;
         let place = Place::new(&link.url(), "deny", super::TIMEOUT).await;
         place.first_decision().await;
-        let before = resident(place.proxy.pid().await);
+        let before = place.proxy.resident_bytes().await;
         link.always(Mishap::Instead(reply.as_bytes().to_vec()));
         place.falls_back("timeout").await;
-        let grown = resident(place.proxy.pid().await).saturating_sub(before);
+        let grown = place.proxy.resident_bytes().await.saturating_sub(before);
         assert!(grown < 32 << 20, "{grown} bytes more for {reply:?}");
         link.mend().await;
         place.recovered().await;
         assert!(LIMIT.contains('3') && redis.admissions("deny") <= 3);
         let _: () = redis::cmd("FLUSHALL").query(&mut redis.connection()).unwrap();
     }
-}
-
-/// Bytes of memory that a process has.
-fn resident(pid: u32) -> usize {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    line.trim().split(' ').next().unwrap().parse::<usize>().unwrap() * 1024
 }
