@@ -89,6 +89,18 @@ def _(trial: Trial) -> None:
         expect(0 <= int(reply.headers["x-ratelimit-remaining"]) < 1000, str(reply.headers))
 
 
+@case("base URL")
+def _(trial: Trial) -> None:
+    """With a version or without, with a slash or without: what people write leads to the same path."""
+    version = "/v1beta" if trial.sdk.dialect == "gemini" else "/v1"
+    targets = set()
+    for base in [None, "", "/", version, f"{version}/"]:
+        model = f"base-{uuid.uuid4()}"
+        expect_answer(trial.call(model=model, base=base, retries=0))
+        targets |= {got.target.replace(model, "MODEL") for got in trial.upstream.of_model(model)}
+    expect(len(targets) == 1, f"they led to {targets}")
+
+
 def expect_stream(trial: Trial, script: str) -> None:
     reply = expect_answer(trial.stream(script))
     expect_equal(reply.pieces, PIECES)

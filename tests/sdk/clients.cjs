@@ -25,7 +25,7 @@ class OpenAiChat {
 
   constructor(url, apiKey, options) {
     const { OpenAI } = require(nameOf('openai'));
-    this.client = new OpenAI({ apiKey, baseURL: `${url}/v1`, timeout, ...options });
+    this.client = new OpenAI({ apiKey, baseURL: url, timeout, ...options });
   }
 
   async plain(model, content) {
@@ -142,19 +142,19 @@ class Ai {
 
 class AiOpenAi extends Ai {
   static provider(url, apiKey) {
-    return require(nameOf('@ai-sdk/openai')).createOpenAI({ apiKey, baseURL: `${url}/v1` });
+    return require(nameOf('@ai-sdk/openai')).createOpenAI({ apiKey, baseURL: url });
   }
 }
 
 class AiAnthropic extends Ai {
   static provider(url, apiKey) {
-    return require(nameOf('@ai-sdk/anthropic')).createAnthropic({ apiKey, baseURL: `${url}/v1` });
+    return require(nameOf('@ai-sdk/anthropic')).createAnthropic({ apiKey, baseURL: url });
   }
 }
 
 class AiGoogle extends Ai {
   static provider(url, apiKey) {
-    return require(nameOf('@ai-sdk/google')).createGoogleGenerativeAI({ apiKey, baseURL: `${url}/v1beta` });
+    return require(nameOf('@ai-sdk/google')).createGoogleGenerativeAI({ apiKey, baseURL: url });
   }
 }
 

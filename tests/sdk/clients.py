@@ -50,7 +50,7 @@ class OpenAiChat(Sdk):
     def __init__(self, url: str, key: str, options: dict[str, int]) -> None:
         import openai
 
-        self.client = openai.OpenAI(api_key=key, base_url=f"{url}/v1", timeout=TIMEOUT_S, **options)
+        self.client = openai.OpenAI(api_key=key, base_url=url, timeout=TIMEOUT_S, **options)
 
     def plain(self, model: str, question: str) -> tuple[str, int, object]:
         raw = self.client.chat.completions.with_raw_response.create(model=model, messages=[user(question)])
@@ -153,9 +153,8 @@ class LangChainOpenAi(LangChain):
     def chat(self, model: str) -> object:
         from langchain_openai import ChatOpenAI
 
-        options = {**self.options, "base_url": self.options["base_url"] + "/v1"}
         # With a base URL it does not ask for the usage of a stream by itself.
-        return ChatOpenAI(model=model, stream_usage=True, **options)
+        return ChatOpenAI(model=model, stream_usage=True, **self.options)
 
 
 class LangChainAnthropic(LangChain):
@@ -187,7 +186,7 @@ class Curl(Sdk):
         # if told to.
         self.command = [
             "curl", "-q", "--silent", "--show-error", "--no-buffer", "--compressed", f"--http{self.version}",
-            "--max-time", str(TIMEOUT_S), "--retry", retries, "--retry-max-time", "120", f"{url}/v1/chat/completions",
+            "--max-time", str(TIMEOUT_S), "--retry", retries, "--retry-max-time", "120", f"{url}/chat/completions",
             "-H", f"X-API-Key: {key}", "-H", "Content-Type: application/json", "--data-binary", "@-",
         ]
 

@@ -22,6 +22,16 @@ AI = dict.fromkeys(GOOGLE, "AI_APICallError")
 CURL = dict.fromkeys(GOOGLE, "CurlError")
 
 
+# What stands behind the origin in the base URL of an SDK, as its documentation writes it.
+BASES = {
+    **dict.fromkeys(["openai", "openai-responses", "langchain-openai", "curl-http1", "curl"], "/v1"),
+    **dict.fromkeys(["anthropic", "anthropic-stream", "langchain-anthropic", "google-genai"], ""),
+    "ai-openai": "/v1",
+    "ai-anthropic": "/v1",
+    "ai-google": "/v1beta",
+}
+
+
 # What the table says of those that differ.
 LEGEND = """\
 google-genai does not retry. A 429 must be raised at once, and the same call succeed after the time that was told.

@@ -13,7 +13,7 @@ import uuid
 from dataclasses import dataclass, field
 
 from gate import Gate
-from sdks import Sdk
+from sdks import BASES, Sdk
 from upstream import Upstream
 
 # How long a call may take on a slow machine before it counts as hanging.
@@ -133,12 +133,13 @@ class Trial:
 
     def begin(
         self, do: str = "plain", *, tier: str = "roomy", model: str = "plain", retries: int | None = None,
-        size: int = 0, gate: Gate | None = None, program: Program | None = None,
+        size: int = 0, gate: Gate | None = None, program: Program | None = None, base: str | None = None,
     ) -> Program:
-        """Starts a call."""
+        """Starts a call. `base` takes the place of what the base URL has behind the origin."""
         program, gate = program or self.program, gate or self.gate
+        url = gate.url + (BASES[self.sdk.adapter] if base is None else base)
         program.send({
-            "do": do, "url": gate.url, "key": self.keys[tier], "model": model, "retries": retries, "size": size,
+            "do": do, "url": url, "key": self.keys[tier], "model": model, "retries": retries, "size": size,
         })
         return program
 
