@@ -36,6 +36,7 @@ pub use self::{
 use self::{
     endpoint::Endpoint,
     pool::{Connection, Pool},
+    socket::Heard,
 };
 use crate::upload::{Upload, UploadFailure};
 
@@ -110,7 +111,8 @@ impl Upstreams {
         endpoint.address(&mut head);
         if head.headers.contains_key(UPGRADE) {
             let alone = endpoint.origin.connect_alone().await.map_err(unheard)?;
-            return self.exchange(endpoint, alone, head, upload).await.map_err(unheard);
+            let hearing = Hearing::at(&alone);
+            return self.exchange(endpoint, alone, head, upload).await.map_err(|error| hearing.failed(error));
         }
         let pooled = self.pool.take(endpoint.id);
         let reused = pooled.is_some();
@@ -119,24 +121,23 @@ impl Upstreams {
             None => self.connect(endpoint).await?,
         };
         if reused || connection.is_shared() {
-            let (heard, before) = (connection.heard.clone(), connection.heard.bytes());
+            let hearing = Hearing::at(&connection);
             match self.exchange(endpoint, connection, head.clone(), upload).await {
                 Err(SendError::Exchange(error))
                     if upload.is_replayable()
                         && (http2::was_not_processed(&error)
-                            || reused && is_stale(&error) && heard.bytes() == before) =>
+                            || reused && is_stale(&error) && !hearing.has_heard_anything()) =>
                 {
                     tracing::debug!(endpoint = %endpoint.state.name(), %error, "a pooled connection was stale");
                 }
-                answer => return answer.map_err(|error| Failed { error, heard: heard.bytes() > before }),
+                answer => return answer.map_err(|error| hearing.failed(error)),
             }
             connection = self.connect(endpoint).await?;
         } else if is_last {
             upload.keep_for_one_more();
         }
-        let (heard, before) = (connection.heard.clone(), connection.heard.bytes());
-        let answer = self.exchange(endpoint, connection, head, upload).await;
-        answer.map_err(|error| Failed { error, heard: heard.bytes() > before })
+        let hearing = Hearing::at(&connection);
+        self.exchange(endpoint, connection, head, upload).await.map_err(|error| hearing.failed(error))
     }
 
     async fn connect(&self, endpoint: &Endpoint) -> Result<Connection, Failed> {
@@ -172,6 +173,31 @@ impl Upstreams {
         let Endpoint { id, origin, .. } = endpoint;
         let lease = self.pool.lease(*id, origin.pool_idle_timeout, connection);
         Ok(answer.map(|body| AnswerBody::new(body, lease, endpoint.timeouts.idle)))
+    }
+}
+
+/// Listens from the moment in which a request is sent.
+struct Hearing {
+    heard: Heard,
+    before: u64,
+    /// Nothing but the answer can come.
+    alone: bool,
+}
+
+impl Hearing {
+    fn at(connection: &Connection) -> Self {
+        let heard = connection.heard.clone();
+        Self { before: heard.bytes(), heard, alone: !connection.is_shared() }
+    }
+
+    fn has_heard_anything(&self) -> bool {
+        self.heard.bytes() > self.before
+    }
+
+    /// By a connection that is shared comes what others have asked for, and what keeps it alive. There a head comes as a
+    /// whole or not at all.
+    fn failed(&self, error: SendError) -> Failed {
+        Failed { error, heard: self.alone && self.has_heard_anything() }
     }
 }
 

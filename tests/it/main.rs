@@ -32,6 +32,7 @@ mod refusals;
 mod reload;
 mod routing;
 mod script;
+mod seams;
 mod secrets;
 mod store;
 mod streaming;

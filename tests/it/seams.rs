@@ -1,0 +1,54 @@
+//! Where two features meet: what holds for each of them still holds.
+
+use crate::harness::{Http2Upstream, Plain, Proxy, ProxyBuilder, Wire, patiently, secret};
+
+const LIMITS: &str = r#"{ requests = 1000, per = "1h" }"#;
+
+/// What every client sends that asks for a WebSocket, but for its credential.
+const HANDSHAKE: &str = "connection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n\
+     sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
+
+/// Asks for a WebSocket, with these further header lines.
+async fn ask(proxy: &Proxy, target: &str, headers: &str) -> Plain {
+    let mut client = Plain::connect(proxy).await;
+    client.request(&format!("GET {target}"), "alice", &format!("{HANDSHAKE}{headers}")).await;
+    client
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_else_comes_by_a_connection_of_http2_is_no_beginning_of_an_answer() {
+    let (silent, good) = (Http2Upstream::start().await, Http2Upstream::start().await);
+    let lines = "http2 = true\nfirst_byte_timeout = \"300ms\"\nretry = { on = [\"timeout\"] }";
+    let proxy = ProxyBuilder::before_endpoints(&[silent.url(), good.url()])
+        .upstream(lines)
+        .tier("alice", LIMITS)
+        .start()
+        .await;
+    tokio::spawn(async move { good.answer_all().await });
+    let client = proxy.client();
+    let tried_twice = async {
+        for n in 0.. {
+            let path = format!("/v1/{n}");
+            let request = client.post(proxy.url(&path)).bearer_auth(secret("alice")).body("{}");
+            assert_eq!(request.send().await.unwrap().status(), 200, "{path}");
+            if proxy.logs.request(&path).await["attempts"] == 2 {
+                return;
+            }
+        }
+    };
+    patiently("a request that was tried twice", tried_twice).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handshake_whose_answer_has_begun_is_not_tried_again() {
+    let wire = Wire::listen().await;
+    let retry = "retry = { on = [\"broken\", \"connect\"] }";
+    let proxy = ProxyBuilder::before_url(&wire.url()).upstream(retry).tier("alice", LIMITS).start().await;
+    let mut client = ask(&proxy, "/v1/realtime", "").await;
+    let mut server = wire.accept().await;
+    server.head().await;
+    server.send("HTTP/1.1 101 Swi").await;
+    drop(server);
+    assert_eq!(client.answer().await.unwrap().status, 502);
+    assert_eq!(proxy.logged("/v1/realtime").await["attempts"], 1);
+}
