@@ -191,21 +191,23 @@ impl Server {
         let service = service_fn(move |mut request: Request<Incoming>| {
             let (proxy, begun, cut) = (proxy.clone(), watched.pulse.request_begun(), of_requests.clone());
             let delivery = watched.delivery.clone();
-            let upgrade =
-                request.extensions_mut().remove::<OnUpgrade>().map(|upgrade| (upgrade, asked.clone()));
+            let upgrade = request.extensions_mut().remove::<OnUpgrade>().map(|upgrade| {
+                asked.asked();
+                (upgrade, asked.clone())
+            });
             async move {
                 let reader = Reader::current();
                 let cut = reader.as_ref().map_or(cut, |reader| reader.cut().clone());
                 let (answer, tunnel) = proxy.serve(ConnInfo { client, cut }, request).await;
                 if let Some((upgrade, switch)) = upgrade {
-                    switch.asked(upgrade, tunnel.map(|tunnel| Granted { tunnel, begun: begun.clone() }));
+                    switch.answered(upgrade, tunnel.map(|tunnel| Granted { tunnel, begun: begun.clone() }));
                 }
                 let delivered = |body| ReadBody::new(DeliveredBody::new(body, delivery), reader);
                 Ok::<_, Infallible>(answer.map(|body| begun.until_the_end_of(delivered(body))))
             }
         });
         let bounds = &self.proxy.shared.bounds;
-        let watch = Watch { client, pulse: &pulse, cut: &cut };
+        let watch = Watch { client, pulse: &pulse, cut: &cut, switch: &switch };
         match pulse.protocol() {
             Protocol::Http1 => {
                 let connection = http1_builder(bounds).serve_connection(io, service).with_upgrades();
@@ -228,12 +230,19 @@ impl Server {
     where
         C: Future<Output = hyper::Result<()>>,
     {
-        let Watch { client, pulse, cut } = watch;
+        let Watch { client, pulse, cut, switch } = watch;
         let mut connection = pin!(connection);
         let (mut phase, mut stop) = (self.phase.clone(), self.phase.clone());
         let mut draining = false;
         let expiry = loop {
+            // hyper would put a `close` into the answer to a handshake, which some clients then take for none.
+            let drains = async {
+                let _ = phase.wait_for(|phase| *phase != Phase::Serving).await;
+                switch.settled().await;
+            };
             tokio::select! {
+                // What settles the switch happens in the first.
+                biased;
                 ended = connection.as_mut() => {
                     if let Err(error) = ended {
                         if error.is_parse() {
@@ -245,7 +254,7 @@ impl Server {
                 }
                 expiry = pulse.expiry() => break Some(expiry),
                 _ = stop.wait_for(|phase| *phase == Phase::Stopping) => break None,
-                _ = phase.wait_for(|phase| *phase != Phase::Serving), if !draining => {
+                () = drains, if !draining => {
                     draining = true;
                     pulse.drain();
                     drain(connection.as_mut());
@@ -274,7 +283,7 @@ impl Server {
 
     /// Lets a connection that is done with HTTP be the tunnel that it was granted, or ends it. A tunnel lasts as long as
     /// both sides want, draining or not: the time to drain or the end of the process cuts it.
-    async fn go_on(&self, rest: Rest, Watch { client, pulse, cut }: &Watch<'_>) {
+    async fn go_on(&self, rest: Rest, Watch { client, pulse, cut, .. }: &Watch<'_>) {
         let Rest { mut stream, early, granted } = rest;
         let Some(Granted { tunnel, begun: _begun }) = granted else {
             let _ = stream.shutdown().await;
@@ -307,6 +316,7 @@ struct Watch<'a> {
     client: IpAddr,
     pulse: &'a Pulse,
     cut: &'a Cut,
+    switch: &'a Switch,
 }
 
 /// Such an error concerns only the connection that was about to be accepted.

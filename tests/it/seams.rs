@@ -1,6 +1,10 @@
 //! Where two features meet: what holds for each of them still holds.
 
-use crate::harness::{Http2Upstream, Plain, Proxy, ProxyBuilder, Wire, patiently, secret};
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::harness::{Answer, Http2Upstream, Plain, Proxy, ProxyBuilder, Wire, patiently, secret};
 
 const LIMITS: &str = r#"{ requests = 1000, per = "1h" }"#;
 
@@ -8,11 +12,21 @@ const LIMITS: &str = r#"{ requests = 1000, per = "1h" }"#;
 const HANDSHAKE: &str = "connection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n\
      sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
 
+const SWITCH: &str = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
+     sec-websocket-accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
+
 /// Asks for a WebSocket, with these further header lines.
 async fn ask(proxy: &Proxy, target: &str, headers: &str) -> Plain {
     let mut client = Plain::connect(proxy).await;
     client.request(&format!("GET {target}"), "alice", &format!("{HANDSHAKE}{headers}")).await;
     client
+}
+
+async fn has_begun_to_drain(proxy: &Proxy) {
+    let draining = |line: &serde_json::Value| {
+        line["fields"]["message"].as_str().is_some_and(|said| said.starts_with("draining"))
+    };
+    proxy.logs.wait_for("the drain", draining).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -51,4 +65,31 @@ async fn a_handshake_whose_answer_has_begun_is_not_tried_again() {
     drop(server);
     assert_eq!(client.answer().await.unwrap().status, 502);
     assert_eq!(proxy.logged("/v1/realtime").await["attempts"], 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handshake_that_is_under_way_when_a_drain_begins_becomes_a_tunnel() {
+    let wire = Wire::listen().await;
+    let proxy = ProxyBuilder::before_url(&wire.url())
+        .server("drain_timeout = \"1h\"")
+        .tier("alice", LIMITS)
+        .start()
+        .await;
+    let mut client = ask(&proxy, "/v1/realtime", "").await;
+    let mut server = wire.accept().await;
+    server.head().await;
+    proxy.signal(Signal::TERM).await;
+    has_begun_to_drain(&proxy).await;
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    server.send(SWITCH).await;
+    let answer: Answer = client.head().await.unwrap();
+    assert_eq!((answer.status, answer.header("connection")), (101, Some("Upgrade")));
+    client.send("ping").await.unwrap();
+    assert_eq!(server.bytes(4).await, b"ping");
+    server.send("pong").await;
+    assert_eq!(client.bytes(4).await.unwrap(), b"pong");
+    drop(server);
+    assert_eq!(client.rest().await.unwrap(), b"");
+    drop(client);
+    assert_eq!(proxy.ended().await.code(), Some(0));
 }
