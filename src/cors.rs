@@ -11,9 +11,12 @@ use hyper::{
     http::{request::Parts, uri::Authority},
 };
 
-/// What a page may read of an answer beside what every page may.
+/// What a page may read of an answer beside what every page may: what Tollgate says there, and what an upload in several
+/// requests goes on by.
 const EXPOSED: &str = "x-ratelimit-limit, x-ratelimit-remaining, x-ratelimit-reset, x-ratelimit-source, ratelimit, \
-                       ratelimit-policy, retry-after, retry-after-ms, x-should-retry, x-request-id, request-id";
+                       ratelimit-policy, retry-after, retry-after-ms, x-should-retry, x-request-id, request-id, \
+                       location, x-goog-upload-url, x-goog-upload-status, x-goog-upload-size-received, \
+                       x-goog-upload-chunk-granularity";
 
 /// What the answer to a preflight depends on.
 const PREFLIGHT_VARIES_BY: &str = "Origin, Access-Control-Request-Method, Access-Control-Request-Headers";

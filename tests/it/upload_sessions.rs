@@ -152,3 +152,19 @@ async fn urls_of_others_stay_as_they_are() {
     let url = begin(&proxy, &client, "/v1beta/files", "x-goog-upload-url").await;
     assert!(url.starts_with(&upstream.url()), "only uploads are led back: {url}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_web_page_may_read_where_its_upload_goes_on() {
+    let upstream = Upstream::start(google).await;
+    let cors = "[cors]\norigins = [\"https://app.example\"]";
+    let proxy = start(&upstream, |proxy| proxy.section(cors)).await;
+    let request = proxy.client().post(proxy.url(FILES)).header("x-goog-api-key", secret("alice"));
+    let request = request.header("x-goog-upload-command", "start").header("origin", "https://app.example");
+    let answer = request.body("{}").send().await.unwrap();
+    let exposed: Vec<_> = header(&answer, "access-control-expose-headers").split(", ").collect();
+    for field in ["x-goog-upload-url", "x-goog-upload-status", "location"] {
+        assert!(exposed.contains(&field), "{field}: {exposed:?}");
+    }
+}
+
+/// Elsewhere than at its host, a route is not found.
