@@ -7,13 +7,17 @@ use hyper::{
     header::{self, HeaderName},
 };
 
-/// Without these no client can read an answer.
-static NEEDED: [HeaderName; 5] = [
+/// Without these no client can read an answer, or take it for the one to its WebSocket's handshake.
+static NEEDED: [HeaderName; 9] = [
     header::CONTENT_ENCODING,
     header::CONTENT_LENGTH,
     header::CONTENT_TYPE,
     header::CONNECTION,
     header::TRANSFER_ENCODING,
+    header::UPGRADE,
+    header::SEC_WEBSOCKET_ACCEPT,
+    header::SEC_WEBSOCKET_EXTENSIONS,
+    header::SEC_WEBSOCKET_PROTOCOL,
 ];
 
 /// One field, or all that begin alike: `set-cookie`, `x-ratelimit-*`.
@@ -131,6 +135,8 @@ mod tests {
             ("content-*", header::CONTENT_ENCODING),
             ("*", header::CONTENT_ENCODING),
             ("transfer-encoding", header::TRANSFER_ENCODING),
+            ("sec-*", header::SEC_WEBSOCKET_ACCEPT),
+            ("sec-websocket-protocol", header::SEC_WEBSOCKET_PROTOCOL),
         ] {
             assert_eq!(text.parse::<Pattern>(), Err(InvalidPattern::Needed(needed)), "{text}");
         }

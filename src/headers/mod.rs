@@ -66,15 +66,21 @@ static HOP_BY_HOP: [HeaderName; 9] = [
     HeaderName::from_static("http2-settings"),
 ];
 
-/// What no `Connection` can make the connection's business: framing and media type, credentials, and what proxies say of
-/// a request. A client that names one of them wants it deleted after a proxy in front of us has set it.
-static NEVER_HOP_BY_HOP: [HeaderName; 15] = [
+/// What no `Connection` can make the connection's business: framing and media type, credentials, what proxies say of a
+/// request, and the handshake of a WebSocket. A client that names one of them wants it deleted after a proxy in front of
+/// us has set it, or after it was judged here.
+static NEVER_HOP_BY_HOP: [HeaderName; 20] = [
     header::AUTHORIZATION,
     header::CONTENT_ENCODING,
     header::CONTENT_LENGTH,
     header::CONTENT_TYPE,
     header::FORWARDED,
     header::HOST,
+    header::SEC_WEBSOCKET_ACCEPT,
+    header::SEC_WEBSOCKET_EXTENSIONS,
+    header::SEC_WEBSOCKET_KEY,
+    header::SEC_WEBSOCKET_PROTOCOL,
+    header::SEC_WEBSOCKET_VERSION,
     header::VIA,
     HeaderName::from_static("api-key"),
     HeaderName::from_static("x-api-key"),

@@ -93,3 +93,20 @@ async fn a_handshake_that_is_under_way_when_a_drain_begins_becomes_a_tunnel() {
     drop(client);
     assert_eq!(proxy.ended().await.code(), Some(0));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_list_of_the_connections_fields_takes_a_handshake_apart() {
+    let wire = Wire::listen().await;
+    let proxy = ProxyBuilder::before_url(&wire.url()).tier("alice", LIMITS).start().await;
+    let listed = "connection: sec-websocket-key, Sec-WebSocket-Version\r\n";
+    let mut client = ask(&proxy, "/v1/realtime", listed).await;
+    let mut server = wire.accept().await;
+    let request = server.head().await;
+    assert_eq!(request.header("connection"), Some("Upgrade"));
+    assert_eq!(request.header("sec-websocket-key"), Some("dGhlIHNhbXBsZSBub25jZQ=="));
+    assert_eq!(request.header("sec-websocket-version"), Some("13"));
+    server.send(SWITCH.replace("upgrade\r\nupgrade", "upgrade, sec-websocket-accept\r\nupgrade")).await;
+    let answer = client.head().await.unwrap();
+    assert_eq!(answer.header("sec-websocket-accept"), Some("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="));
+    assert_eq!(answer.header("connection"), Some("Upgrade"));
+}
