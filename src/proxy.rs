@@ -183,13 +183,13 @@ impl Proxy {
             self.shared.metrics.client_tried(retry);
         }
 
-        // Path, host and declared size cost nothing to ask for, so what they refuse must not use up the caller's limit.
-        let destination = destination(policy, exchange, &head)?;
+        // What the head says costs nothing to ask for, so what it refuses must not use up the caller's limit.
+        let nothing_follows = upload.body().is_end_stream();
+        let destination = destination(policy, exchange, &head, nothing_follows)?;
         check_protocol(protocol, destination.routes())?;
         upload.hold_to(destination.most_bytes(Media::of(head.headers.get(CONTENT_TYPE))))?;
 
         let upload_origin = upload_session::origin(&head, self.shared.public_url.as_deref());
-        let nothing_follows = upload.body().is_end_stream();
         let counts = |route: &Route| !policy.uncounted.include(&head.method, &route.path, nothing_follows);
         if destination.routes().any(counts) && !principal.goes_on_uploading {
             self.admit(exchange, &principal.key, policy.tier(&principal)).await?;
@@ -238,8 +238,7 @@ impl Proxy {
         head: &Parts,
         upload: &Upload,
     ) -> Result<Route, Error> {
-        let scanner = Scanner::of_body(&head.headers).filter(|_| !upload.body().is_end_stream());
-        let model = match scanner {
+        let model = match Scanner::of_body(&head.headers) {
             Some(mut scanner) => {
                 upload.look_ahead(self.shared.bounds.model_lookahead, |piece| scanner.feed(piece)).await?
             }
@@ -268,13 +267,20 @@ impl Proxy {
     }
 }
 
-/// Where the head alone leads. Its URL may name the model, which then need not be looked for in the body.
-fn destination(policy: &Policy, exchange: &mut Exchange, head: &Parts) -> Result<Destination, Error> {
+/// Where the head alone leads. Its URL may name the model, which then need not be looked for in the body; and there is
+/// none in the body of a request that has none.
+fn destination(
+    policy: &Policy,
+    exchange: &mut Exchange,
+    head: &Parts,
+    nothing_follows: bool,
+) -> Result<Destination, Error> {
     let mut destination = policy.routes.resolve(headers::host(head), head.uri.path())?;
     if let Destination::ByModel(choice) = &destination {
         exchange.could_go(&destination);
-        if let Some(model) = model::in_url(&head.method, &head.uri) {
-            destination = Destination::Settled(choice.clone().choose(Some(&model))?);
+        let model = model::in_url(&head.method, &head.uri);
+        if model.is_some() || nothing_follows {
+            destination = Destination::Settled(choice.clone().choose(model.as_deref())?);
         }
     }
     if let Destination::Settled(route) = &destination {

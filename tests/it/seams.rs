@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use crate::harness::{Answer, Http2Upstream, Plain, Proxy, ProxyBuilder, Wire, patiently, secret};
+use crate::harness::{
+    Answer, Http2Upstream, Plain, Proxy, ProxyBuilder, Upstream, Wire, header, patiently, secret,
+};
 
 const LIMITS: &str = r#"{ requests = 1000, per = "1h" }"#;
 
@@ -109,4 +111,38 @@ async fn no_list_of_the_connections_fields_takes_a_handshake_apart() {
     let answer = client.head().await.unwrap();
     assert_eq!(answer.header("sec-websocket-accept"), Some("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="));
     assert_eq!(answer.header("connection"), Some("Upgrade"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_head_alone_decides_is_refused_for_nothing() {
+    let upstream = Upstream::ok().await;
+    let builder =
+        ProxyBuilder::before(&upstream).upstream("match = { model = \"gpt-*\" }\npaths = [\"/v1\"]");
+    let proxy = builder.tier("alice", LIMITS).start().await;
+    let client = proxy.client();
+    for path in ["/v1/models", "/v1/files"] {
+        let answer = client.get(proxy.url(path)).bearer_auth(secret("alice")).send().await.unwrap();
+        assert_eq!(answer.status(), 400, "{path}: nothing names a model");
+    }
+    assert_eq!(ask(&proxy, "/v1/responses", "").await.answer().await.unwrap().status, 400);
+    let body = r#"{"model":"gpt-5"}"#;
+    let request = client.post(proxy.url("/v1/x")).bearer_auth(secret("alice")).body(body);
+    let answer = request.header("content-type", "application/json").send().await.unwrap();
+    assert_eq!(header(&answer, "x-ratelimit-remaining"), "999", "this was the first that counts");
+}
+
+/// As long as one of the upstreams takes it, only the model can tell.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handshake_that_its_model_leads_astray_costs_nothing() {
+    let upstream = Upstream::ok().await;
+    let builder = ProxyBuilder::before(&upstream)
+        .upstream("match = { model = \"gpt-*\" }\npaths = [\"/v1\"]")
+        .section(&format!(
+            "[[upstreams]]\nname = \"other\"\nurl = \"{}\"\npaths = [\"/v1\"]\nwebsocket = false",
+            upstream.url()
+        ));
+    let proxy = builder.tier("alice", LIMITS).start().await;
+    assert_eq!(ask(&proxy, "/v1/responses", "").await.answer().await.unwrap().status, 426);
+    let answer = proxy.chat(&proxy.client(), "alice").send().await.unwrap();
+    assert_eq!(header(&answer, "x-ratelimit-remaining"), "999");
 }
