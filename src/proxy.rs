@@ -189,7 +189,7 @@ impl Proxy {
         check_protocol(protocol, destination.routes())?;
         upload.hold_to(destination.most_bytes(Media::of(head.headers.get(CONTENT_TYPE))))?;
 
-        let upload_origin = upload_session::origin(&head, self.shared.public_url.as_deref());
+        let upload_origin = upload_session::origin(&head, self.public_url(policy));
         let counts = |route: &Route| !policy.uncounted.include(&head.method, &route.path, nothing_follows);
         if destination.routes().any(counts) && !principal.goes_on_uploading {
             self.admit(exchange, &principal.key, policy.tier(&principal)).await?;
@@ -228,6 +228,11 @@ impl Proxy {
     fn head_bounds(&self) -> HeadBounds {
         let Bounds { max_headers, max_header_size, .. } = self.shared.bounds;
         HeadBounds { fields: max_headers, bytes: max_header_size as usize }
+    }
+
+    /// Where the routes depend on the host, clients must stay at theirs.
+    fn public_url(&self, policy: &Policy) -> Option<&str> {
+        self.shared.public_url.as_deref().filter(|_| !policy.routes.asks_for_host())
     }
 
     /// The route that the model in the body leads to. As much of the body is read as it takes to find that.

@@ -137,6 +137,11 @@ impl RouteTable {
         Self { rules, asks_for_host }
     }
 
+    /// Whether it matters at which host a request arrives.
+    pub fn asks_for_host(&self) -> bool {
+        self.asks_for_host
+    }
+
     /// The way of a request with this raw path and this host, which may have a port. A path that nothing fits as it is
     /// is tried in the form that its client most likely meant; it is never decoded.
     pub fn resolve(&self, host: &str, path: &str) -> Result<Destination, NoRoute> {

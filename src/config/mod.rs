@@ -96,7 +96,8 @@ pub struct Server {
     /// `max_body_size` of a request, default 64 MiB, and `max_file_size` of one that is no text, default 512 MiB; 0: no
     /// bound. What an upstream says itself comes first.
     pub body_sizes: SizeBounds,
-    /// `public_url`: where clients find this, without a slash at its end. Nothing: under the `Host` that each sends.
+    /// `public_url`: where clients find this, without a slash at its end. Nothing, or where a `match` asks for hosts: under
+    /// the `Host` that each sends.
     pub public_url: Option<String>,
     /// `[server.tls]`.
     pub tls: Tls,

@@ -168,3 +168,14 @@ async fn a_web_page_may_read_where_its_upload_goes_on() {
 }
 
 /// Elsewhere than at its host, a route is not found.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_goes_on_at_the_host_that_its_route_asks_for() {
+    let upstream = Upstream::start(google).await;
+    let proxy = start(&upstream, |proxy| {
+        proxy.upstream("match = { host = \"localhost\" }").server("public_url = \"https://llm.example\"")
+    })
+    .await;
+    let url = begin(&proxy, &proxy.client(), FILES, "x-goog-upload-url").await;
+    assert!(url.starts_with(&proxy.url(FILES)), "{url}");
+    assert_eq!(send(&proxy.client(), Method::POST, &url).await.status(), 200);
+}
