@@ -59,12 +59,12 @@ impl WatchedStream {
     /// Fails when the client of a request that is under way is gone, as far as the kernel knows. hyper flushes whenever it
     /// has done what it can, so this is asked in time.
     fn look_for_the_end(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        if !self.unread || self.one_way || !self.pulse.has_requests() {
+        if !self.unread || !self.pulse.has_requests() {
             return Ok(());
         }
         let next_look = self.next_look.get_or_insert_with(|| Box::pin(tokio::time::sleep(LOOK)));
         while next_look.as_mut().poll(cx).is_ready() {
-            if is_closed_by_peer(self.stream.get_ref().0, cx) {
+            if is_gone(self.stream.get_ref().0, self.one_way, cx) {
                 return Err(io::Error::new(io::ErrorKind::ConnectionReset, "the client is gone"));
             }
             next_look.as_mut().reset(Instant::now() + LOOK);
@@ -111,10 +111,12 @@ impl WatchedStream {
     }
 }
 
-/// What the driver has heard of the socket says it without a call: an end is never taken back.
-fn is_closed_by_peer(socket: &TcpStream, cx: &mut Context<'_>) -> bool {
-    let readiness = std::pin::pin!(socket.ready(Interest::READABLE));
+/// What the driver has heard of the socket says it without a call: an end is never taken back. `one_way`: a client that
+/// has closed its own side is not gone, and one that has reset both is.
+fn is_gone(socket: &TcpStream, one_way: bool, cx: &mut Context<'_>) -> bool {
+    let readiness = std::pin::pin!(socket.ready(Interest::READABLE | Interest::WRITABLE));
     match readiness.poll(cx) {
+        Poll::Ready(Ok(ready)) if one_way => ready.is_write_closed(),
         Poll::Ready(Ok(ready)) => ready.is_read_closed(),
         Poll::Ready(Err(_)) => true,
         Poll::Pending => false,

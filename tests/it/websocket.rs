@@ -176,6 +176,16 @@ async fn a_reset_is_heard_on_the_other_side_too() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_reset_is_heard_while_the_other_side_takes_nothing() {
+    let Tunnel { proxy, mut client, mut server, .. } = Tunnel::open(|proxy| proxy).await;
+    let brief = std::time::Duration::from_millis(500);
+    while tokio::time::timeout(brief, client.send(vec![b'x'; 16_384])).await.is_ok() {}
+    client.reset();
+    assert_eq!(proxy.logged("/v1/realtime").await["outcome"], "client_gone");
+    server.ended().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn who_has_said_everything_can_still_listen() {
     let Tunnel { proxy: _proxy, mut client, mut server, .. } = Tunnel::open(|proxy| proxy).await;
     client.send("question").await.unwrap();
