@@ -225,6 +225,7 @@ pub fn broken_answer(error: &AnswerError) -> Answer {
             "upstream_broke",
             "The upstream broke off its answer. Please try again.",
         ),
+        AnswerError::Upload(failure) => return answer_upstream(&SendError::from(*failure)),
         AnswerError::Stalled => (
             StatusCode::GATEWAY_TIMEOUT,
             "upstream_stalled",

@@ -244,7 +244,11 @@ impl Exchange {
     pub fn broke(mut self, error: &AnswerError) {
         self.outcome = broken_answer(error).outcome;
         self.reason = Some(error.to_string());
-        self.end(if matches!(error, AnswerError::Stopped) { "cut" } else { "broken" });
+        self.end(match error {
+            AnswerError::Stopped => "cut",
+            _ if self.outcome == CLIENT_GONE => "client gone",
+            _ => "broken",
+        });
     }
 
     fn end(&mut self, ending: &'static str) {

@@ -12,6 +12,7 @@ use hyper::{body::Incoming, upgrade::OnUpgrade};
 use tokio::time::{Instant, Sleep};
 
 use super::{pool::Lease, state::InFlight, with_causes};
+use crate::upload::{Upload, UploadFailure};
 
 /// The body of an answer: passed on as it comes, bounded in silence. At its end the connection goes back to the pool;
 /// dropped before, it is closed, which tells the upstream to stop.
@@ -24,6 +25,8 @@ pub struct AnswerBody {
     deadline: Option<Instant>,
     in_flight: Option<InFlight>,
     switched: Option<Box<Switched>>,
+    /// The request's body, where its end had not been sent when the answer began.
+    upload: Option<Upload>,
 }
 
 /// A connection to an upstream that speaks HTTP no more.
@@ -45,6 +48,9 @@ pub enum AnswerError {
     /// The upstream ended its stream before the answer's end, and called that no error.
     #[error("the upstream broke off: its stream ended before its answer did")]
     CutShort,
+    /// The request's body came to no good end, and the upstream's connection with it.
+    #[error(transparent)]
+    Upload(UploadFailure),
     /// The upstream sent nothing for too long.
     #[error("the upstream sent nothing for too long")]
     Stalled,
@@ -66,6 +72,7 @@ impl AnswerBody {
             deadline: None,
             in_flight: None,
             switched: None,
+            upload: None,
         };
         this.release_at_end();
         this
@@ -89,7 +96,13 @@ impl AnswerBody {
             deadline: None,
             in_flight: None,
             switched: Some(Box::new(switched)),
+            upload: None,
         }
+    }
+
+    /// Its upstream has begun to answer before all of the request was sent.
+    pub(super) fn during(self, upload: &Upload) -> Self {
+        Self { upload: (!upload.is_sent()).then(|| upload.clone()), ..self }
     }
 
     /// What the connection has become, where the upstream has switched protocols.
@@ -146,7 +159,8 @@ impl Body for AnswerBody {
             }
             Poll::Ready(Some(Err(error))) => {
                 this.lease = None;
-                Poll::Ready(Some(Err(AnswerError::Broken(error))))
+                let failure = this.upload.as_ref().and_then(Upload::failure);
+                Poll::Ready(Some(Err(failure.map_or(AnswerError::Broken(error), AnswerError::Upload))))
             }
             Poll::Ready(None) => match this.lease.take() {
                 // hyper takes a stream that is reset with NO_ERROR for one that came to its end.

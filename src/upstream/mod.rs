@@ -172,7 +172,7 @@ impl Upstreams {
         endpoint.watch_head(answer.headers());
         let Endpoint { id, origin, .. } = endpoint;
         let lease = self.pool.lease(*id, origin.pool_idle_timeout, connection);
-        Ok(answer.map(|body| AnswerBody::new(body, lease, endpoint.timeouts.idle)))
+        Ok(answer.map(|body| AnswerBody::new(body, lease, endpoint.timeouts.idle).during(upload)))
     }
 }
 

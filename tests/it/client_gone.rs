@@ -163,6 +163,33 @@ async fn a_client_that_leaves_in_mid_upload_cancels_at_the_upstream() {
     }
 }
 
+/// An upstream may answer what it has only heard a part of.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_leaves_in_mid_upload_while_it_is_answered_is_not_taken_for_a_broken_upstream() {
+    let wire = Wire::listen().await;
+    let proxy = ProxyBuilder::before_url(&wire.url()).tier("alice", "").start().await;
+    for (how, path) in Leave::ALL {
+        let mut plain = Plain::connect(&proxy).await;
+        plain.request(&format!("POST {path}"), "alice", "content-length: 10\r\n").await;
+        plain.send("12345").await.unwrap();
+        let mut link = wire.accept().await;
+        link.head().await;
+        link.send("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+            .await;
+        link.send("b\r\ndata: one\n\n\r\n").await;
+        assert_eq!(plain.head().await.unwrap().status, 200);
+        assert_eq!(patiently("the event", plain.chunk()).await.unwrap(), b"data: one\n\n");
+        let _left = leave(plain, how).await;
+        link.ended().await;
+        let line = proxy.logs.request(path).await;
+        assert_eq!(
+            (&line["outcome"], &line["ending"]),
+            (&"client_gone".into(), &"client gone".into()),
+            "{line}"
+        );
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_leaves_with_a_byte_of_a_next_request_unread_cancels_at_the_upstream() {
     let upstream = Upstream::start(|request| match request.header("x-waits") {
