@@ -42,8 +42,14 @@ impl PathPattern {
     fn fits(&self, path: &str) -> bool {
         let Some(behind) = &self.behind else { return path == self.before };
         let rest = path.strip_prefix(&*self.before).and_then(|rest| rest.strip_suffix(&**behind));
-        rest.is_some_and(|rest| is_harmless(rest) && (behind.is_empty() || !rest.contains('/')))
+        rest.is_some_and(|rest| is_harmless(rest) && (behind.is_empty() || is_one_name(rest, behind)))
     }
+}
+
+/// In the middle stands one name: no second method behind a colon, and no `;`, behind which some servers read nothing.
+fn is_one_name(rest: &str, behind: &str) -> bool {
+    let has_method = behind.starts_with(':') && rest.contains(':');
+    !has_method && !rest.contains(['/', ';'])
 }
 
 /// What an upstream could decode to another path is counted, whatever it is.
@@ -105,6 +111,9 @@ mod tests {
             "/v1beta/models/g:generateContent",
             "/v1beta/models/a/b:countTokens",
             "/v1beta/models/g:generateContent%2F:countTokens",
+            "/v1beta/models/g:generateContent:countTokens",
+            "/v1beta/models/g:generateContent;:countTokens",
+            "/v1beta/models/g;:countTokens",
         ] {
             assert!(!uncounted.include(&Method::POST, path, false), "{path}");
         }
