@@ -40,8 +40,8 @@ pub struct Principal {
     pub key: KeyId,
     /// The key's tier.
     pub tier: TierIndex,
-    /// Whether the request is the rest of an upload, whose beginning was counted.
-    pub goes_on_uploading: bool,
+    /// Where the request is the rest of an upload, whose beginning was counted: the mark of the endpoint that knows it.
+    pub uploads_to: Option<u32>,
 }
 
 /// Why a caller is not let in. The caller is told the same in both cases.
@@ -62,8 +62,8 @@ pub fn authenticate(keys: &KeyStore, request: &Parts, now: Timestamp) -> Result<
     if query_parameters(query).any(|(name, _)| name == upload_session::PARAMETER) {
         verdict = Unauthorized::Invalid;
         // Before the other slots, for a client that sends its key again is not counted again either.
-        if let Some(key) = upload_session::opened(keys, request, now) {
-            return Ok(Principal { goes_on_uploading: true, ..Principal::of(key) });
+        if let Some((key, mark)) = upload_session::opened(keys, request, now) {
+            return Ok(Principal { uploads_to: Some(mark), ..Principal::of(key) });
         }
     }
     for sent in in_headers(headers).chain(in_subprotocols(headers)) {
@@ -139,7 +139,7 @@ fn open(keys: &KeyStore, sent: &str, now: Timestamp) -> Option<Principal> {
 
 impl Principal {
     fn of(key: &Key) -> Self {
-        Self { key: key.id.clone(), tier: key.tier, goes_on_uploading: false }
+        Self { key: key.id.clone(), tier: key.tier, uploads_to: None }
     }
 }
 

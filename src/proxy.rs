@@ -191,7 +191,7 @@ impl Proxy {
 
         let upload_origin = upload_session::origin(&head, self.public_url(policy));
         let counts = |route: &Route| !policy.uncounted.include(&head.method, &route.path, nothing_follows);
-        if destination.routes().any(counts) && !principal.goes_on_uploading {
+        if destination.routes().any(counts) && principal.uploads_to.is_none() {
             self.admit(exchange, &principal.key, policy.tier(&principal)).await?;
         } else {
             exchange.uncounted();
@@ -212,14 +212,16 @@ impl Proxy {
         if protocol == Protocol::WebSocket {
             headers::switch_to_websocket(&mut head.headers);
         }
-        let mut answer = self.upstreams.send(&route.target, head, upload, &mut exchange.attempts).await?;
+        let (target, attempts) = (&route.target, &mut exchange.attempts);
+        let mut answer = self.upstreams.send(target, principal.uploads_to, head, upload, attempts).await?;
         exchange.named_by_upstream(answer.headers());
         forward::incoming(answer.headers_mut(), &route.target);
         if let Some(connection) = answer.body_mut().take_switched() {
             return Ok(Handled::Switched(answer.map(drop), connection));
         }
         if let Some(origin) = upload_origin {
-            lead_upload_back(answer.headers_mut(), &origin, &route, policy, &principal);
+            let mark = exchange.attempts.mark;
+            lead_upload_back(answer.headers_mut(), &origin, (&route, mark), policy, &principal);
         }
         let answer = speak_between_events(answer, exchange, route.target.keepalive);
         Ok(Handled::Upstream(answer))
@@ -322,17 +324,18 @@ fn check_protocol<'a>(protocol: Protocol, mut routes: impl Iterator<Item = &'a R
     if may_go { Ok(()) } else { Err(Error::WebSocketOff) }
 }
 
-/// The URL of an upload that begins becomes one that leads here and opens this upload without the key.
+/// The URL of an upload that begins becomes one that leads here and opens this upload without the key, at the endpoint
+/// of the route that began it.
 fn lead_upload_back(
     answer: &mut HeaderMap,
     origin: &str,
-    route: &Route,
+    (route, mark): (&Route, u32),
     policy: &Policy,
     principal: &Principal,
 ) {
     let now = Timestamp::now();
     if let Some(key) = policy.keys.named(principal.key.as_str(), now) {
-        upload_session::lead_back(answer, origin, |url| route.own(url), key, now);
+        upload_session::lead_back(answer, origin, |url| route.own(url), mark, key, now);
     }
 }
 

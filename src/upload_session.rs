@@ -1,8 +1,9 @@
 //! Uploads in several requests: an upstream answers the first with a URL of its own, to which clients send the rest. Pure.
 //!
 //! Google's SDKs follow `x-goog-upload-url`, and others the `Location` of a resumable upload, without their key. So the URL
-//! is given Tollgate's origin, and a parameter that stands for the key there: `tollgate-upload=EXPIRES.SEAL.ID`. The seal
-//! is HMAC-SHA256 over path, query and expiry, under what is stored of the key. It opens this one URL, on every
+//! is given Tollgate's origin, and a parameter that stands for the key there: `tollgate-upload=EXPIRES.SEAL.MARK.ID`. The
+//! mark is that of the endpoint that knows the session. The seal is HMAC-SHA256 over path, query, mark and expiry, under
+//! what is stored of the key. It opens this one URL, on every
 //! replica, until it expires or the key goes. Who can read the stored hashes can make such URLs, and nothing else.
 
 use hyper::{
@@ -37,11 +38,13 @@ pub fn origin(request: &Parts, configured: Option<&str>) -> Option<String> {
 }
 
 /// Leads a client that follows the URL of a new session back here. `own`: the path and query by which a URL of the
-/// upstream's is reached here; nothing for a URL that leads elsewhere, which stays as it is.
+/// upstream's is reached here; nothing for a URL that leads elsewhere, which stays as it is. `mark`: of the endpoint that
+/// answers.
 pub fn lead_back(
     answer: &mut HeaderMap,
     origin: &str,
     own: impl Fn(&Uri) -> Option<String>,
+    mark: u32,
     key: &Key,
     now: Timestamp,
 ) {
@@ -49,23 +52,24 @@ pub fn lead_back(
         let url = answer.get(&field).and_then(|url| url.to_str().ok()?.parse::<Uri>().ok());
         let Some(url) = url.filter(names_a_session) else { continue };
         let Some(target) = own(&url) else { continue };
-        if let Ok(url) = HeaderValue::try_from(format!("{origin}{}", sealed(&target, key, now))) {
+        if let Ok(url) = HeaderValue::try_from(format!("{origin}{}", sealed(&target, mark, key, now))) {
             answer.insert(field, url);
         }
     }
 }
 
-/// The key that a sealed URL stands for, if this request is one that the seal opens.
-pub fn opened<'a>(keys: &'a KeyStore, request: &Parts, now: Timestamp) -> Option<&'a Key> {
+/// The key that a sealed URL stands for, and the mark in it, if this request is one that the seal opens.
+pub fn opened<'a>(keys: &'a KeyStore, request: &Parts, now: Timestamp) -> Option<(&'a Key, u32)> {
     let (target, seal) = request.uri.path_and_query()?.as_str().split_once(PARAMETER)?;
     let target = target.strip_suffix(['&', '?'])?;
-    let mut parts = seal.strip_prefix('=')?.splitn(3, '.');
-    let (expires, seal, id) = (parts.next()?, parts.next()?, parts.next()?);
+    let mut parts = seal.strip_prefix('=')?.splitn(4, '.');
+    let (expires, seal, mark, id) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
     let key = keys.named(id, now)?;
-    let is_sealed = key.hash.seals(&text(target, expires), seal);
+    let is_sealed = key.hash.seals(&text(target, mark, expires), seal);
     let is_fresh = now.as_second() < expires.parse().ok()?;
     let is_upload = matches!(request.method, Method::POST | Method::PUT);
-    (is_sealed && is_fresh && is_upload).then_some(key)
+    let mark = u32::from_str_radix(mark, 16).ok()?;
+    (is_sealed && is_fresh && is_upload).then_some((key, mark))
 }
 
 fn is_upload(path: &str) -> bool {
@@ -78,15 +82,16 @@ fn names_a_session(url: &Uri) -> bool {
 }
 
 /// `target` is a path with a query, for it names a session.
-fn sealed(target: &str, key: &Key, now: Timestamp) -> String {
+fn sealed(target: &str, mark: u32, key: &Key, now: Timestamp) -> String {
     let expires = (now.as_second() + LIFETIME_SECONDS).to_string();
-    let seal = key.hash.seal(&text(target, &expires));
-    format!("{target}&{PARAMETER}={expires}.{seal}.{}", key.id)
+    let mark = format!("{mark:x}");
+    let seal = key.hash.seal(&text(target, &mark, &expires));
+    format!("{target}&{PARAMETER}={expires}.{seal}.{mark}.{}", key.id)
 }
 
 /// What is sealed. No line break stands in a target, so no two of them make one text.
-fn text(target: &str, expires: &str) -> String {
-    format!("{PARAMETER}\n{expires}\n{target}")
+fn text(target: &str, mark: &str, expires: &str) -> String {
+    format!("{PARAMETER}\n{expires}\n{mark}\n{target}")
 }
 
 #[cfg(test)]
@@ -119,12 +124,12 @@ mod tests {
     /// Who a request is let in as, if the key `a.b` and another are configured.
     fn opener(method: &str, target: &str, now: &str) -> Option<String> {
         let keys: KeyStore = [key("a.b"), key("other")].into_iter().collect();
-        opened(&keys, &request(method, target), at(now)).map(|key| key.id.to_string())
+        opened(&keys, &request(method, target), at(now)).map(|(key, mark)| format!("{} at {mark:x}", key.id))
     }
 
     #[test]
     fn a_seal_opens_its_url_for_its_time() {
-        let url = sealed(TARGET, &key("a.b"), at("2026-11-30T00:00:00Z"));
+        let url = sealed(TARGET, 0xc0ffee, &key("a.b"), at("2026-11-30T00:00:00Z"));
         for (method, now, opens) in [
             ("POST", "2026-11-30T00:00:01Z", true),
             ("PUT", "2026-11-30T23:59:59Z", true),
@@ -132,20 +137,23 @@ mod tests {
             ("GET", "2026-11-30T00:00:01Z", false),
             ("DELETE", "2026-11-30T00:00:01Z", false),
         ] {
-            let expected = opens.then(|| "a.b".to_owned());
+            let expected = opens.then(|| "a.b at c0ffee".to_owned());
             assert_eq!(opener(method, &url, now), expected, "{method} at {now}");
         }
     }
 
     #[test]
     fn a_seal_opens_nothing_else() {
-        let url = sealed(TARGET, &key("a.b"), at("2026-11-30T00:00:00Z"));
-        let stranger = sealed(TARGET, &key("stranger"), at("2026-11-30T00:00:00Z"));
+        let url = sealed(TARGET, 0xc0ffee, &key("a.b"), at("2026-11-30T00:00:00Z"));
+        let stranger = sealed(TARGET, 0xc0ffee, &key("stranger"), at("2026-11-30T00:00:00Z"));
         let (path_and_query, seal) = url.split_once("&tollgate").unwrap();
         for changed in [
             url.replace("v1beta/files", "v1beta/other"),
             url.replace("upload_id=x", "upload_id=y"),
             url.replace(".a.b", ".other"),
+            url.replace(".c0ffee.", ".c0ffef."),
+            url.replace(".c0ffee.", ".0c0ffee."),
+            url.replace(".c0ffee.", "."),
             url.replace("upload=1", "upload=2"),
             format!("{url}&more=1"),
             format!("{url}0"),
@@ -154,7 +162,7 @@ mod tests {
             url[..url.len() - 8].to_owned(),
             stranger,
             format!("{TARGET}&tollgate-upload="),
-            format!("{TARGET}&tollgate-upload=9999999999..a.b"),
+            format!("{TARGET}&tollgate-upload=9999999999..c0ffee.a.b"),
             TARGET.to_owned(),
         ] {
             assert_eq!(opener("POST", &changed, "2026-11-30T00:00:01Z"), None, "{changed}");
@@ -163,7 +171,7 @@ mod tests {
 
     #[test]
     fn a_seal_dies_with_its_key() {
-        let url = sealed(TARGET, &key("a.b"), at("2026-11-30T00:00:00Z"));
+        let url = sealed(TARGET, 0xc0ffee, &key("a.b"), at("2026-11-30T00:00:00Z"));
         let now = at("2026-11-30T00:00:01Z");
         let disabled = Key { disabled: true, ..key("a.b") };
         let renewed = Key { hash: ApiKey::new("new secret").unwrap().hash(), ..key("a.b") };
@@ -200,13 +208,20 @@ mod tests {
                 let target = url.path_and_query().map(ToString::to_string);
                 target.filter(|_| url.host() == Some("up.example"))
             };
-            lead_back(&mut answer, "https://llm.example", own, &key("a.b"), at("2026-11-30T00:00:00Z"));
+            lead_back(
+                &mut answer,
+                "https://llm.example",
+                own,
+                0xc0ffee,
+                &key("a.b"),
+                at("2026-11-30T00:00:00Z"),
+            );
             answer[field].to_str().unwrap().to_owned()
         };
         for field in ["x-goog-upload-url", "location"] {
             let url = led(field, &format!("https://up.example{TARGET}"));
             let target = url.strip_prefix("https://llm.example").unwrap();
-            assert_eq!(opener("POST", target, "2026-11-30T00:00:01Z").as_deref(), Some("a.b"));
+            assert_eq!(opener("POST", target, "2026-11-30T00:00:01Z").as_deref(), Some("a.b at c0ffee"));
             for other in [
                 "https://elsewhere.example/upload/v1beta/files?upload_id=x",
                 "https://up.example/v1/chat/completions?upload_id=x",

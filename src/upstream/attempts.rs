@@ -24,6 +24,8 @@ pub struct Attempts {
     pub count: u32,
     /// The name of the endpoint that was tried last.
     pub endpoint: Option<Arc<str>>,
+    /// What it is recognized by, on every replica and after a reload.
+    pub mark: u32,
     /// The name of its upstream, where that stands in for the one that the route names.
     pub fallback: Option<Arc<str>>,
 }
@@ -32,6 +34,7 @@ impl Attempts {
     fn note(&mut self, step: &Step<'_>, route: &Target) {
         self.count += 1;
         self.endpoint = Some(step.endpoint.state.name().clone());
+        self.mark = step.endpoint.mark;
         self.fallback = (!std::ptr::eq(step.upstream, route)).then(|| step.upstream.name.clone());
     }
 }
@@ -130,15 +133,17 @@ struct Tried {
 impl Upstreams {
     /// Sends a request, whose head is ready but for where it goes, and waits for the head of the answer. Where that fails
     /// in a way that another attempt may mend, it is sent elsewhere. An answer that nothing betters is the answer.
+    /// `only_at`: the mark of the one endpoint that can answer it, if there still is one.
     pub async fn send(
         &self,
         target: &Target,
+        only_at: Option<u32>,
         head: Parts,
         upload: &Upload,
         attempts: &mut Attempts,
     ) -> Result<Response<AnswerBody>, SendError> {
         let deadline = target.total_timeout.map(|total| Instant::now() + total);
-        let sending = self.send_until_answered(target, head, upload, attempts);
+        let sending = self.send_until_answered(target, only_at, head, upload, attempts);
         let answer = match deadline {
             None => sending.await,
             Some(deadline) => {
@@ -152,6 +157,7 @@ impl Upstreams {
     async fn send_until_answered(
         &self,
         target: &Target,
+        only_at: Option<u32>,
         head: Parts,
         upload: &Upload,
         attempts: &mut Attempts,
@@ -160,7 +166,7 @@ impl Upstreams {
             upload.keep_at_most(retry.max_body);
         }
         let mut course = Course::new(target, Instant::now());
-        let mut step = course.first();
+        let mut step = only_at.and_then(|mark| course.only(mark)).unwrap_or_else(|| course.first());
         let mut earlier = None;
         while course.may_go_on() {
             attempts.note(&step, target);

@@ -32,11 +32,13 @@ pub(super) struct Course<'a> {
     made: u32,
     /// The ids of endpoints that have failed.
     failed: Vec<u64>,
+    /// No other endpoint can have this request.
+    settled: bool,
 }
 
 impl<'a> Course<'a> {
     pub(super) fn new(upstream: &'a Target, began: Instant) -> Self {
-        Self { began, upstream, made: 0, failed: Vec::new() }
+        Self { began, upstream, made: 0, failed: Vec::new(), settled: false }
     }
 
     pub(super) fn first(&mut self) -> Step<'a> {
@@ -44,8 +46,21 @@ impl<'a> Course<'a> {
             .expect("an upstream has an endpoint, and before the first attempt each may be taken")
     }
 
+    /// The first and only attempt, at the endpoint with this mark, however it fares; nothing, if it is there no more.
+    pub(super) fn only(&mut self, mark: u32) -> Option<Step<'a>> {
+        let mut all =
+            self.left().flat_map(|upstream| upstream.endpoints.iter().map(move |one| (upstream, one)));
+        let (upstream, endpoint) = all.find(|(_, endpoint)| endpoint.mark == mark)?;
+        self.settled = true;
+        let sending = endpoint.state.send(self.began, true)?;
+        Some(Step { upstream, endpoint, sending, again: false })
+    }
+
     /// Whether the latest attempt may have a successor.
     pub(super) fn may_go_on(&self) -> bool {
+        if self.settled {
+            return false;
+        }
         self.upstream
             .retry
             .as_ref()

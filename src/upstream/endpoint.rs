@@ -68,6 +68,8 @@ pub(super) struct Timeouts {
 pub(super) struct Endpoint {
     /// Tells its connections from those of every other endpoint, a changed one of the same name included.
     pub(super) id: u64,
+    /// Tells it from others by its name, on every replica and after a reload.
+    pub(super) mark: u32,
     /// Scheme, host and port, the last one explicit.
     place: Option<(Scheme, String, u16)>,
     pub(super) weight: NonZeroU32,
@@ -168,6 +170,7 @@ impl Endpoint {
         let authority = url.authority().map_or("", |authority| authority.as_str());
         Ok(Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            mark: mark(state.label()),
             weight: endpoint.weight,
             timeouts,
             state,
@@ -209,6 +212,11 @@ impl Endpoint {
             head.headers.insert(credential.header.clone(), credential.value.clone());
         }
     }
+}
+
+/// FNV-1a, which every build of every replica computes alike (<http://www.isthe.com/chongo/tech/comp/fnv/>).
+fn mark(label: &str) -> u32 {
+    label.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
 /// Where a URL leads, written in one way. Only URLs of the web lead anywhere.

@@ -64,6 +64,10 @@ impl EndpointState {
         &self.identity.endpoint.name
     }
 
+    pub(super) fn label(&self) -> &str {
+        &self.label
+    }
+
     pub(super) fn in_flight(&self) -> u32 {
         self.in_flight.load(Relaxed)
     }

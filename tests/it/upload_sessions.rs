@@ -142,6 +142,29 @@ async fn a_public_url_goes_before_what_clients_say() {
     assert_eq!(send(&proxy.client(), Method::POST, &proxy.url(target)).await.status(), 200);
 }
 
+/// Nobody else knows of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_goes_on_at_the_endpoint_that_began_it() {
+    let upstreams = [Upstream::start(google).await, Upstream::start(google).await];
+    let urls = upstreams.each_ref().map(Upstream::url);
+    let builder = ProxyBuilder::before_endpoints(&urls).tier("alice", LIMITS);
+    let (proxy, replica) = (builder.clone().start().await, builder.start().await);
+    let mut begun = [0, 0];
+    while begun.contains(&0) {
+        let url = begin(&proxy, &proxy.client(), FILES, "x-goog-upload-url").await;
+        let counts = upstreams.each_ref().map(|upstream| upstream.received().len());
+        let first = usize::from(counts[0] == begun[0]);
+        for proxy in [&proxy, &replica, &proxy, &replica] {
+            let target = url.split_once("/upload").unwrap().1;
+            let url = proxy.url(&format!("/upload{target}"));
+            assert_eq!(send(&proxy.client(), Method::POST, &url).await.status(), 200);
+        }
+        let now = upstreams.each_ref().map(|upstream| upstream.received().len());
+        assert_eq!((now[first], now[1 - first]), (counts[first] + 4, counts[1 - first]));
+        begun = now;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn urls_of_others_stay_as_they_are() {
     let upstream = Upstream::start(google).await;
