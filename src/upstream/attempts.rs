@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use hyper::{Response, StatusCode, http::request::Parts};
+use hyper::{Response, StatusCode, header::UPGRADE, http::request::Parts};
 use jiff::Timestamp;
 use tokio::time::Instant;
 
@@ -165,7 +165,7 @@ impl Upstreams {
         if let Some(retry) = &target.retry {
             upload.keep_at_most(retry.max_body);
         }
-        let mut course = Course::new(target, Instant::now());
+        let mut course = Course::new(target, head.headers.contains_key(UPGRADE), Instant::now());
         let mut step = only_at.and_then(|mark| course.only(mark)).unwrap_or_else(|| course.first());
         let mut earlier = None;
         while course.may_go_on() {

@@ -34,11 +34,13 @@ pub(super) struct Course<'a> {
     failed: Vec<u64>,
     /// No other endpoint can have this request.
     settled: bool,
+    /// It asks for a WebSocket, which not every fallback is to have.
+    websocket: bool,
 }
 
 impl<'a> Course<'a> {
-    pub(super) fn new(upstream: &'a Target, began: Instant) -> Self {
-        Self { began, upstream, made: 0, failed: Vec::new(), settled: false }
+    pub(super) fn new(upstream: &'a Target, websocket: bool, began: Instant) -> Self {
+        Self { began, upstream, made: 0, failed: Vec::new(), settled: false, websocket }
     }
 
     pub(super) fn first(&mut self) -> Step<'a> {
@@ -90,9 +92,11 @@ impl<'a> Course<'a> {
 
     /// The upstreams that are left, with attempts to make.
     fn left(&self) -> impl Iterator<Item = &'a Target> + use<'a> {
-        let (present, made) = (self.upstream, self.made);
+        let (present, made, websocket) = (self.upstream, self.made, self.websocket);
         let chain = iter::successors(Some(present), |upstream| upstream.fallback.as_deref());
-        chain.filter(move |upstream| !std::ptr::eq(*upstream, present) || made < upstream.attempts())
+        let has_attempts =
+            move |upstream: &Target| !std::ptr::eq(upstream, present) || made < upstream.attempts();
+        chain.filter(move |upstream| has_attempts(upstream) && (upstream.websocket || !websocket))
     }
 
     /// An endpoint that takes requests: of the upstreams in their order, those first that have not had this one.
@@ -161,7 +165,7 @@ mod tests {
     #[test]
     fn each_endpoint_has_its_turn_and_then_the_fallback() {
         let target = upstream(2, Some(upstream(1, None)));
-        let mut course = Course::new(&target, Instant::now());
+        let mut course = Course::new(&target, false, Instant::now());
         let first = course.first();
         let first_id = first.endpoint.id;
         let second = next(&mut course, first).unwrap();
@@ -183,19 +187,19 @@ mod tests {
         };
         fail(one);
         for _ in 0..20 {
-            assert_eq!(Course::new(&target, now).first().endpoint.id, two.id);
+            assert_eq!(Course::new(&target, false, now).first().endpoint.id, two.id);
         }
         fail(two);
         let fallback = target.fallback.as_deref().unwrap();
-        assert!(std::ptr::eq(Course::new(&target, now).first().upstream, fallback));
+        assert!(std::ptr::eq(Course::new(&target, false, now).first().upstream, fallback));
         fail(&fallback.endpoints[0]);
-        assert_eq!(Course::new(&target, now).first().endpoint.id, one.id, "it is back first");
+        assert_eq!(Course::new(&target, false, now).first().endpoint.id, one.id, "it is back first");
     }
 
     #[test]
     fn an_endpoint_gets_a_request_again_only_where_there_is_no_fresh_one() {
         let target = Target { retry: Some(Retry::default()), ..upstream(1, None) };
-        let mut course = Course::new(&target, Instant::now());
+        let mut course = Course::new(&target, false, Instant::now());
         let first = course.first();
         let id = first.endpoint.id;
         drop(first.sending.settle(Outcome::ServerError, None));
@@ -208,7 +212,7 @@ mod tests {
     fn the_less_busy_endpoint_is_taken() {
         let target = upstream(2, None);
         let now = Instant::now();
-        let held: Vec<_> = (0..40).map(|_| Course::new(&target, now).first()).collect();
+        let held: Vec<_> = (0..40).map(|_| Course::new(&target, false, now).first()).collect();
         let first = held.iter().filter(|step| step.endpoint.id == target.endpoints[0].id).count();
         assert_eq!(first, 20, "they take turns while nothing ends");
     }

@@ -146,3 +146,16 @@ async fn a_handshake_that_its_model_leads_astray_costs_nothing() {
     let answer = proxy.chat(&proxy.client(), "alice").send().await.unwrap();
     assert_eq!(header(&answer, "x-ratelimit-remaining"), "999");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handshake_goes_to_no_fallback_that_is_not_to_have_it() {
+    let (wire, other) = (Wire::listen().await, Upstream::ok().await);
+    let fallback = format!("[[upstreams]]\nname = \"other\"\nurl = \"{}\"\nwebsocket = false", other.url());
+    let builder = ProxyBuilder::before_url(&wire.url()).upstream("fallback = \"other\"").section(&fallback);
+    let proxy = builder.tier("alice", LIMITS).start().await;
+    wire.close();
+    let mut client = ask(&proxy, "/v1/realtime", "").await;
+    assert_eq!(client.answer().await.unwrap().status, 502);
+    assert!(other.received().is_empty());
+    assert_eq!(proxy.chat(&proxy.client(), "alice").send().await.unwrap().status(), 200);
+}
