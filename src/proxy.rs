@@ -187,7 +187,7 @@ impl Proxy {
         let nothing_follows = upload.body().is_end_stream();
         let destination = destination(policy, exchange, &head, nothing_follows)?;
         check_protocol(protocol, destination.routes())?;
-        upload.hold_to(destination.most_bytes(Media::of(head.headers.get(CONTENT_TYPE))))?;
+        upload.hold_to(destination.most_bytes(media(&head, &principal)))?;
 
         let upload_origin = upload_session::origin(&head, self.public_url(policy));
         let counts = |route: &Route| !policy.uncounted.include(&head.method, &route.path, nothing_follows);
@@ -200,7 +200,7 @@ impl Proxy {
         // A client that waits for `100 Continue` gets it here at the earliest, where its body is first asked for.
         let route = match destination {
             Destination::Settled(route) => route,
-            Destination::ByModel(choice) => self.choose(choice, exchange, &head, upload).await?,
+            Destination::ByModel(choice) => self.choose(choice, exchange, &head, upload, &principal).await?,
         };
         check_protocol(protocol, std::iter::once(&route))?;
 
@@ -244,6 +244,7 @@ impl Proxy {
         exchange: &mut Exchange,
         head: &Parts,
         upload: &Upload,
+        principal: &Principal,
     ) -> Result<Route, Error> {
         let model = match Scanner::of_body(&head.headers) {
             Some(mut scanner) => {
@@ -253,7 +254,7 @@ impl Proxy {
         };
         let route = choice.choose(model.as_deref())?;
         exchange.routed(&route);
-        upload.hold_to(route.most_bytes(Media::of(head.headers.get(CONTENT_TYPE))))?;
+        upload.hold_to(route.most_bytes(media(head, principal)))?;
         Ok(route)
     }
 
@@ -271,6 +272,14 @@ impl Proxy {
                 }
             },
         }
+    }
+}
+
+/// What kind of a body follows. The rest of an upload is a file, of which clients say nothing more.
+fn media<'a>(head: &'a Parts, principal: &Principal) -> Media<'a> {
+    match principal.uploads_to {
+        Some(_) => Media::File,
+        None => Media::of(head.headers.get(CONTENT_TYPE)),
     }
 }
 

@@ -142,6 +142,24 @@ async fn a_public_url_goes_before_what_clients_say() {
     assert_eq!(send(&proxy.client(), Method::POST, &proxy.url(target)).await.status(), 200);
 }
 
+/// What the clients of Google and curl say of it, if anything, is that it is a form.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_rest_of_an_upload_is_a_file_whatever_its_content_type() {
+    let upstream = Upstream::start(google).await;
+    let bounds = "max_body_size = \"1KiB\"\nmax_file_size = \"4KiB\"";
+    let proxy = start(&upstream, |proxy| proxy.server(bounds)).await;
+    let client = proxy.client();
+    let url = begin(&proxy, &client, FILES, "x-goog-upload-url").await;
+    for (length, status) in [(4096, 200), (4097, 413)] {
+        for kind in [None, Some("application/x-www-form-urlencoded"), Some("application/json")] {
+            let request = client.post(&url).body(vec![b'x'; length]);
+            let request =
+                kind.into_iter().fold(request, |request, kind| request.header("content-type", kind));
+            assert_eq!(request.send().await.unwrap().status().as_u16(), status, "{kind:?}");
+        }
+    }
+}
+
 /// Nobody else knows of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upload_goes_on_at_the_endpoint_that_began_it() {
