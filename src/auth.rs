@@ -4,26 +4,15 @@
 
 use std::borrow::Cow;
 
-use hyper::{
-    HeaderMap,
-    header::{HeaderName, SEC_WEBSOCKET_PROTOCOL},
-    http::request::Parts,
-};
+use hyper::{HeaderMap, header::SEC_WEBSOCKET_PROTOCOL, http::request::Parts};
 use jiff::Timestamp;
 use percent_encoding::percent_decode_str;
 
 use crate::{
+    headers::CREDENTIAL_SLOTS,
     keys::{ApiKey, Key, KeyId, KeyStore, TierIndex},
     upload_session,
 };
-
-/// The headers that can hold a key, in the order in which they are tried.
-pub static SLOTS: [HeaderName; 4] = [
-    HeaderName::from_static("x-api-key"),
-    hyper::header::AUTHORIZATION,
-    HeaderName::from_static("api-key"),
-    HeaderName::from_static("x-goog-api-key"),
-];
 
 /// The query parameters that can hold a key, in any case: Google's REST samples use the first, and browsers, whose
 /// WebSockets have no headers, the others for Azure.
@@ -105,7 +94,7 @@ pub fn query_parameters(query: Option<&str>) -> impl Iterator<Item = (&str, &str
 }
 
 fn in_headers(headers: &HeaderMap) -> impl Iterator<Item = &str> {
-    let values = SLOTS.iter().flat_map(|slot| headers.get_all(slot));
+    let values = CREDENTIAL_SLOTS.iter().flat_map(|slot| headers.get_all(slot));
     values.filter_map(|value| value.to_str().ok()).map(without_scheme)
 }
 

@@ -14,8 +14,8 @@ use hyper::{
 use crate::{
     auth,
     headers::{
-        Downstream, X_REQUEST_ID, append_via, keep_streaming, remove_claims_of_upstream, remove_hop_by_hop,
-        set_forwarded,
+        CREDENTIAL_SLOTS, Downstream, X_REQUEST_ID, append_via, keep_streaming, remove_claims_of_upstream,
+        remove_hop_by_hop, set_forwarded,
     },
     keys::KeyStore,
     route::Route,
@@ -111,7 +111,7 @@ fn without_our_keys(query: &str, keys: &KeyStore) -> String {
 /// Takes the client's credentials out. Where the upstream has none configured, what is no key of ours passes: clients
 /// then bring their own upstream key beside ours.
 fn remove_credentials(headers: &mut HeaderMap, target: &Target, keys: &KeyStore) {
-    for slot in &auth::SLOTS {
+    for slot in &CREDENTIAL_SLOTS {
         let is_ours =
             |value: &HeaderValue| value.to_str().is_ok_and(|value| auth::holds_our_key(keys, value));
         if target.has_credential() || headers.get_all(slot).iter().any(is_ours) {

@@ -52,6 +52,14 @@ pub const STAINLESS_RETRY_COUNT: HeaderName = HeaderName::from_static("x-stainle
 /// Where the rest of an upload goes, in Google's resumable protocol: <https://ai.google.dev/gemini-api/docs/files>.
 pub const UPLOAD_URL: HeaderName = HeaderName::from_static("x-goog-upload-url");
 
+/// Those that can hold a key, in the order in which they are tried.
+pub static CREDENTIAL_SLOTS: [HeaderName; 4] = [
+    HeaderName::from_static("x-api-key"),
+    header::AUTHORIZATION,
+    HeaderName::from_static("api-key"),
+    HeaderName::from_static("x-goog-api-key"),
+];
+
 /// RFC 9110 §7.6.1 and what old software adds. `Connection` itself names more. `Trailer` is not among them: it is about
 /// the message, and without it hyper sends an answer's trailers to no client of HTTP/1.1.
 static HOP_BY_HOP: [HeaderName; 9] = [

@@ -12,7 +12,7 @@ use super::{
     endpoint::Target,
     retry_after,
 };
-use crate::{config::RetryOn, upload::Upload};
+use crate::{config::RetryOn, headers::CREDENTIAL_SLOTS, upload::Upload};
 
 /// Before an endpoint gets the same request again.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -165,13 +165,16 @@ impl Upstreams {
         if let Some(retry) = &target.retry {
             upload.keep_at_most(retry.max_body);
         }
+        // Its 429 is about the client's own key, and nothing that others should hear of.
+        let is_private =
+            !target.has_credential() && CREDENTIAL_SLOTS.iter().any(|slot| head.headers.contains_key(slot));
         let mut course = Course::new(target, head.headers.contains_key(UPGRADE), Instant::now());
         let mut step = only_at.and_then(|mark| course.only(mark)).unwrap_or_else(|| course.first());
         let mut earlier = None;
         while course.may_go_on() {
             attempts.note(&step, target);
             let id = step.endpoint.id;
-            let tried = self.attempt(step, head.clone(), upload, false).await;
+            let tried = self.attempt(step, head.clone(), upload, (is_private, false)).await;
             let next = if course.goes_on_after(tried.kind) && upload.is_replayable() {
                 course.next(id)
             } else {
@@ -186,13 +189,19 @@ impl Upstreams {
             step = next;
         }
         attempts.note(&step, target);
-        or_earlier(self.attempt(step, head, upload, true).await.result, earlier)
+        or_earlier(self.attempt(step, head, upload, (is_private, true)).await.result, earlier)
     }
 
-    async fn attempt(&self, step: Step<'_>, head: Parts, upload: &Upload, is_last: bool) -> Tried {
+    async fn attempt(
+        &self,
+        step: Step<'_>,
+        head: Parts,
+        upload: &Upload,
+        (is_private, is_last): (bool, bool),
+    ) -> Tried {
         let sent = self.send_to(step.endpoint, head, upload, is_last).await;
         let outcome = Outcome::of(&sent);
-        let is_pause = |_: &&Response<AnswerBody>| outcome == Outcome::TooManyRequests;
+        let is_pause = |_: &&Response<AnswerBody>| outcome == Outcome::TooManyRequests && !is_private;
         let refused = sent.as_ref().ok().filter(is_pause);
         let pause = refused.and_then(|answer| retry_after::pause(answer.headers(), Timestamp::now()));
         let in_flight = step.sending.settle(outcome, pause);

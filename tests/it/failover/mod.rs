@@ -89,6 +89,27 @@ async fn a_request_that_nobody_takes_goes_to_the_next_endpoint() {
     assert!(is_available(&proxy, "e1").await);
 }
 
+/// What a provider wants of the key that one client brings is no reason to leave an endpoint out for others.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pause_for_a_clients_own_key_keeps_nobody_else_away() {
+    let busy = Upstream::start(|_| {
+        Script::new().send("HTTP/1.1 429 No\r\nretry-after: 3600\r\ncontent-length: 2\r\n\r\n{}")
+    })
+    .await;
+    let good = Upstream::ok().await;
+    let proxy = before(&of(&[&busy, &good]), "").start().await;
+    let client = proxy.client();
+    let asks_both = async {
+        while busy.received().len() < 2 {
+            let request = client.post(proxy.url("/v1/x")).header("x-api-key", secret("alice"));
+            let answer = request.bearer_auth("their-own").body("{}").send().await.unwrap();
+            assert_eq!(answer.status(), 200);
+        }
+    };
+    patiently("a second 429", asks_both).await;
+    assert!(is_available(&proxy, "e0").await);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn every_failing_status_is_tried_elsewhere_and_no_other_one() {
     let bad = Upstream::start(|request| {
