@@ -1,10 +1,11 @@
 //! One request and its answer, as the operator gets to see them: what is known grows with the stages, and however it
 //! ends, one log line and one count come of it.
 
-use std::{sync::Arc, time::Duration};
+use std::{io, net::IpAddr, sync::Arc, time::Duration};
 
-use hyper::{HeaderMap, Method, StatusCode, header::HeaderValue};
+use hyper::{HeaderMap, Method, StatusCode, header::HeaderValue, http::request::Parts};
 use tokio::time::Instant;
+use uuid::Uuid;
 
 use crate::{
     auth::Principal,
@@ -24,40 +25,9 @@ const CLIENT_GONE: &str = "client_gone";
 
 /// The outcome of a request that only asked whether somebody is there.
 pub const PROBE: &str = "probe";
-/// How a tunnel ended.
-#[derive(Debug)]
-pub enum Closing {
-    /// The client closed first.
-    ByClient,
-    /// The upstream closed first.
-    ByUpstream,
-    /// The client's connection broke.
-    ClientGone(std::io::Error),
-    /// The upstream's connection broke.
-    UpstreamBroke(std::io::Error),
-    /// Nobody said anything for too long.
-    Idle,
-}
 
-/// Logs and counts a request that is none: hyper refused it before there was anything to judge.
-pub fn refused_unread(
-    metrics: &Metrics,
-    client: std::net::IpAddr,
-    status: StatusCode,
-    reason: &hyper::Error,
-) {
-    const MALFORMED: &str = "malformed";
-    let (nobody, nowhere) = (Name::default(), Name::default());
-    let status = status.as_u16();
-    metrics.request_ended(RequestLabels {
-        route: nowhere,
-        tier: nobody.clone(),
-        key: nobody,
-        outcome: MALFORMED,
-        status,
-    });
-    tracing::info!(target: "tollgate::access", %client, status, outcome = MALFORMED, %reason, "request");
-}
+/// A longer id of a request is replaced by one of our own.
+const MAX_REQUEST_ID_BYTES: usize = 128;
 
 /// The record of one request. Dropped before its end is told, it says that the client went away, unless a [`Cut`] knows
 /// better.
@@ -80,7 +50,7 @@ pub struct Exchange {
     method: Method,
     path: String,
     /// The client's address.
-    pub client: std::net::IpAddr,
+    pub client: IpAddr,
     started: Instant,
     decision: &'static str,
     limiter_fault: Option<&'static str>,
@@ -96,18 +66,27 @@ pub struct Exchange {
     in_flight: Option<Counted>,
 }
 
+/// How a tunnel ended.
+#[derive(Debug)]
+pub enum Closing {
+    /// The client closed first.
+    ByClient,
+    /// The upstream closed first.
+    ByUpstream,
+    /// The client's connection broke.
+    ClientGone(io::Error),
+    /// The upstream's connection broke.
+    UpstreamBroke(io::Error),
+    /// Nobody said anything for too long.
+    Idle,
+}
+
 impl Exchange {
-    /// The record of a request that has just begun. `path` is without its query, which may hold secrets.
-    pub fn begin(
-        metrics: Arc<Metrics>,
-        client: std::net::IpAddr,
-        cut: Cut,
-        method: Method,
-        path: &str,
-        request_id: HeaderValue,
-    ) -> Self {
+    /// The record of a request that has just begun, without its query, which may hold secrets.
+    pub fn begin(metrics: Arc<Metrics>, client: IpAddr, cut: Cut, request: &Parts) -> Self {
+        let path = request.uri.path();
         Self {
-            request_id,
+            request_id: request_id(&request.headers),
             dialect: Dialect::of_path(path),
             principal: None,
             statuses: Vec::new(),
@@ -115,7 +94,7 @@ impl Exchange {
             attempts: Attempts::default(),
             tier: None,
             route: None,
-            method,
+            method: request.method.clone(),
             path: path.to_owned(),
             client,
             started: Instant::now(),
@@ -282,6 +261,11 @@ impl Exchange {
         &self.path
     }
 
+    /// Whether the client asked for a head alone.
+    pub fn wants_no_body(&self) -> bool {
+        self.method == Method::HEAD
+    }
+
     fn key(&self) -> Option<&str> {
         self.principal.as_ref().map(|principal| principal.key.as_str())
     }
@@ -334,6 +318,35 @@ impl Drop for Exchange {
     }
 }
 
+/// Logs and counts a request that is none: hyper refused it before there was anything to judge.
+pub fn refused_unread(metrics: &Metrics, client: IpAddr, status: StatusCode, reason: &hyper::Error) {
+    const MALFORMED: &str = "malformed";
+    let (nobody, nowhere) = (Name::default(), Name::default());
+    let status = status.as_u16();
+    metrics.request_ended(RequestLabels {
+        route: nowhere,
+        tier: nobody.clone(),
+        key: nobody,
+        outcome: MALFORMED,
+        status,
+    });
+    tracing::info!(target: "tollgate::access", %client, status, outcome = MALFORMED, %reason, "request");
+}
+
+/// The client's own id if it is a plain one, else a new one.
+fn request_id(headers: &HeaderMap) -> HeaderValue {
+    let is_plain = |value: &&HeaderValue| {
+        value.len() <= MAX_REQUEST_ID_BYTES
+            && !value.is_empty()
+            && value.as_bytes().iter().all(u8::is_ascii_graphic)
+    };
+    match headers.get(X_REQUEST_ID).filter(is_plain) {
+        Some(kept) => kept.clone(),
+        None => HeaderValue::try_from(Uuid::new_v4().simple().to_string())
+            .expect("hexadecimal digits are visible ASCII"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -345,9 +358,9 @@ mod tests {
     fn who_panics_is_not_taken_for_a_client_that_went_away() {
         let metrics = Arc::new(Metrics::new(false, &KnownLabels::default()));
         let begin = || {
-            let id = HeaderValue::from_static("r1");
             let client = std::net::Ipv4Addr::LOCALHOST.into();
-            Exchange::begin(metrics.clone(), client, Cut::default(), Method::GET, "/", id)
+            let (request, ()) = hyper::Request::new(()).into_parts();
+            Exchange::begin(metrics.clone(), client, Cut::default(), &request)
         };
         drop(begin());
         let panicked = catch_unwind(AssertUnwindSafe(|| {

@@ -15,7 +15,7 @@
 //!     model      where the choice depends on it: named in URL or body     (pure; 404, 400)
 //!     forward    the head as the upstream gets it, credentials swapped    (pure)
 //!     upstream   choose an endpoint, send, wait for the head, or try again (502, 504)
-//!     headers    what the limits say, into the answer's head              (pure)
+//!     answer     what the limits say, into the answer's head; or a refusal
 //!     meter      the body passes; its exchange ends with the last byte
 //! ```
 //!
@@ -31,7 +31,8 @@
 //! | [`path`], [`pattern`], [`media`], [`size`] | raw paths, words with a wildcard, kinds of bodies and their bounds, sizes as people write them |
 //! | [`upload`], [`upstream`] | the request's body, connections to upstreams, the answer's body |
 //! | [`tunnel`] | what a connection becomes after a WebSocket's handshake |
-//! | [`body`], [`meter`], [`exchange`], [`cut`] | the answer on its way to the client, the one log line of a request, and who ended it |
+//! | [`answer`], [`body`], [`meter`] | the answer on its way to the client: its head, its body, its last byte |
+//! | [`exchange`], [`cut`] | the one log line of a request, and who ended it |
 //! | [`events`], [`event_body`] | what is said between the events of an answer |
 //! | [`error`], [`dialect`] | what a caller is told when there is no upstream's answer |
 //! | [`upload_session`] | URLs that stand for a key, for the rest of an upload |
@@ -48,6 +49,7 @@
 //! test holds the sources to the table of allowed edges.
 
 pub mod admin;
+pub mod answer;
 pub mod atomic_file;
 pub mod auth;
 pub mod body;

@@ -1,6 +1,6 @@
 //! What the `Content-Type` of a request says of its body, and how large such a body may be. Pure.
 
-use hyper::header::HeaderValue;
+use hyper::{HeaderMap, header::CONTENT_TYPE};
 
 /// The kinds of bodies that are told apart, by `Content-Type` alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,9 +17,9 @@ pub enum Media<'a> {
 }
 
 impl<'a> Media<'a> {
-    /// The kind that this `Content-Type` names.
-    pub fn of(content_type: Option<&'a HeaderValue>) -> Self {
-        let Some(text) = content_type.map(|value| value.to_str().unwrap_or("?").trim()) else {
+    /// The kind of the body behind this head.
+    pub fn of(headers: &'a HeaderMap) -> Self {
+        let Some(text) = headers.get(CONTENT_TYPE).map(|value| value.to_str().unwrap_or("?").trim()) else {
             return Self::Text;
         };
         let (essence, parameters) = text.split_once(';').unwrap_or((text, ""));
@@ -70,6 +70,8 @@ impl SizeBounds {
 
 #[cfg(test)]
 mod tests {
+    use hyper::header::HeaderValue;
+
     use super::*;
 
     #[test]
@@ -93,9 +95,10 @@ mod tests {
             ("application/octet-stream", Media::File),
             ("nonsense", Media::File),
         ] {
-            assert_eq!(Media::of(Some(&HeaderValue::from_static(text))), media, "{text}");
+            let headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static(text))]);
+            assert_eq!(Media::of(&headers), media, "{text}");
         }
-        assert_eq!(Media::of(None), Media::Text);
+        assert_eq!(Media::of(&HeaderMap::new()), Media::Text);
     }
 
     #[test]

@@ -10,42 +10,29 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use http_body::Body as _;
 use hyper::{
-    HeaderMap, Method, Request, Response, StatusCode,
-    body::Incoming,
-    header::{
-        CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HeaderValue, RETRY_AFTER, SEC_WEBSOCKET_VERSION,
-        WWW_AUTHENTICATE,
-    },
-    http::request::Parts,
+    HeaderMap, Method, Request, Response, StatusCode, body::Incoming, header::EXPECT, http::request::Parts,
 };
 use jiff::Timestamp;
 use tokio::time::Instant;
-use uuid::Uuid;
 
 use crate::{
+    answer,
     auth::{self, Principal},
-    body::{Body, Fixed},
+    body::Body,
     config::Bounds,
     cors::Grant,
     cut::Cut,
-    dialect::ErrorBody,
     error::Error,
-    event_body::{EventBody, Speaker},
-    events::EventStream,
     exchange::{self, Exchange},
-    forward,
-    headers::{self, REQUEST_ID, X_REQUEST_ID},
+    forward, headers,
     hygiene::{self, HeadBounds, Protocol},
     keys::KeyId,
     limit::{Limiter, Outcome, Verdict},
     media::Media,
-    meter::MeteredBody,
     metrics::Metrics,
     model::{self, Scanner},
     policy::{Policy, Tier},
-    probe,
     route::{Choice, Destination, Route},
     tunnel::Tunnel,
     upload::Upload,
@@ -58,9 +45,6 @@ const DRAIN: (u64, Duration) = (32 * 1024 * 1024, Duration::from_secs(5));
 
 /// Strangers may send less before they are cut off.
 const DRAIN_OF_STRANGERS: (u64, Duration) = (256 * 1024, Duration::from_secs(1));
-
-/// A longer id of a request is replaced by one of our own.
-const MAX_REQUEST_ID_BYTES: usize = 128;
 
 /// What all workers share.
 #[derive(Debug)]
@@ -99,8 +83,8 @@ pub struct ConnInfo {
 
 /// What becomes of a request that is not refused.
 enum Handled {
-    /// It has an upstream's answer.
-    Upstream(Response<EventBody<AnswerBody>>),
+    /// It has an upstream's answer, whose reader hears of so long a silence, where that is wanted.
+    Answered { answer: Response<AnswerBody>, keepalive: Option<Duration> },
     /// Its upstream has switched to WebSocket on this connection.
     Switched(Response<()>, Box<Switched>),
     /// A browser asked whether a page may call, and it may.
@@ -119,27 +103,28 @@ impl Proxy {
     ) -> (Response<Body>, Option<Box<Tunnel>>) {
         let (head, incoming) = request.into_parts();
         let policy = self.shared.policy.load_full();
-        let request_id = request_id(&head);
-        let metrics = self.shared.metrics.clone();
-        let mut exchange =
-            Exchange::begin(metrics, conn.client, conn.cut, head.method.clone(), head.uri.path(), request_id);
+        let mut exchange = Exchange::begin(self.shared.metrics.clone(), conn.client, conn.cut, &head);
         let upload = Upload::new(incoming, self.shared.bounds.body_timeout);
         let grant = policy.cors.as_ref().map(|cors| cors.grant(&head));
         let waits_for_continue = head.headers.contains_key(EXPECT);
-        let wants_no_body = head.method == Method::HEAD;
         let handled = self.handle(&policy, &mut exchange, head, grant.as_ref(), &upload);
         let (mut answer, tunnel) = match unless_it_panics(handled).await {
-            Ok(Handled::Upstream(answer)) => (pass_on(answer, &policy, exchange), None),
-            Ok(Handled::Switched(head, connection)) => switch(head, *connection, &policy, exchange),
-            Ok(Handled::Preflight) => (answer_preflight(exchange), None),
-            Ok(Handled::Probe) => (answer_probe(exchange, wants_no_body), None),
+            Ok(Handled::Answered { answer, keepalive }) => {
+                (answer::pass_on(answer, keepalive, &policy, exchange), None)
+            }
+            Ok(Handled::Switched(head, connection)) => {
+                let (answer, tunnel) = answer::switch(head, *connection, &policy, exchange);
+                (answer, Some(tunnel))
+            }
+            Ok(Handled::Preflight) => (answer::to_preflight(exchange), None),
+            Ok(Handled::Probe) => (answer::to_probe(exchange), None),
             Err(error) => {
                 if !waits_for_continue || upload.has_begun() {
-                    let (most, within) =
-                        if exchange.principal.is_some() { DRAIN } else { DRAIN_OF_STRANGERS };
+                    let is_known = exchange.principal.is_some();
+                    let (most, within) = if is_known { DRAIN } else { DRAIN_OF_STRANGERS };
                     upload.drain(most, within).await;
                 }
-                (refuse(&error, &policy, exchange, wants_no_body), None)
+                (answer::refuse(&error, &policy, exchange), None)
             }
         };
         if let Some(grant) = grant {
@@ -184,31 +169,31 @@ impl Proxy {
         }
 
         // What the head says costs nothing to ask for, so what it refuses must not use up the caller's limit.
-        let nothing_follows = upload.body().is_end_stream();
-        let destination = destination(policy, exchange, &head, nothing_follows)?;
+        let is_empty = upload.is_empty();
+        let destination = destination(policy, exchange, &head, is_empty)?;
         check_protocol(protocol, destination.routes())?;
-        upload.hold_to(destination.most_bytes(media(&head, &principal)))?;
+        let media = media(&head, &principal);
+        upload.hold_to(destination.most_bytes(media))?;
 
-        let upload_origin = upload_session::origin(&head, self.public_url(policy));
-        let counts = |route: &Route| !policy.uncounted.include(&head.method, &route.path, nothing_follows);
-        if destination.routes().any(counts) && principal.uploads_to.is_none() {
-            self.admit(exchange, &principal.key, policy.tier(&principal)).await?;
-        } else {
+        let goes_on_uploading = principal.uploads_to.is_some();
+        if goes_on_uploading || costs_nothing(policy, &destination, &head.method, is_empty) {
             exchange.uncounted();
+        } else {
+            self.admit(exchange, &principal.key, policy.tier(&principal)).await?;
         }
 
         // A client that waits for `100 Continue` gets it here at the earliest, where its body is first asked for.
         let route = match destination {
             Destination::Settled(route) => route,
-            Destination::ByModel(choice) => self.choose(choice, exchange, &head, upload, &principal).await?,
+            Destination::ByModel(choice) => self.choose(choice, exchange, &head, media, upload).await?,
         };
         check_protocol(protocol, std::iter::once(&route))?;
 
         if let Some(grant) = grant {
             grant.settle(&mut head.headers);
         }
-        let Exchange { request_id, client, .. } = &*exchange;
-        forward::outgoing(&mut head, &route, &policy.keys, request_id, *client, nothing_follows);
+        let upload_origin = upload_session::origin(&head, self.public_url(policy));
+        forward::outgoing(&mut head, &route, &policy.keys, &exchange.request_id, exchange.client, is_empty);
         if protocol == Protocol::WebSocket {
             headers::switch_to_websocket(&mut head.headers);
         }
@@ -223,8 +208,7 @@ impl Proxy {
             let mark = exchange.attempts.mark;
             lead_upload_back(answer.headers_mut(), &origin, (&route, mark), policy, &principal);
         }
-        let answer = speak_between_events(answer, exchange, route.target.keepalive);
-        Ok(Handled::Upstream(answer))
+        Ok(Handled::Answered { answer, keepalive: route.target.keepalive })
     }
 
     fn head_bounds(&self) -> HeadBounds {
@@ -235,27 +219,6 @@ impl Proxy {
     /// Where the routes depend on the host, clients must stay at theirs.
     fn public_url(&self, policy: &Policy) -> Option<&str> {
         self.shared.public_url.as_deref().filter(|_| !policy.routes.asks_for_host())
-    }
-
-    /// The route that the model in the body leads to. As much of the body is read as it takes to find that.
-    async fn choose(
-        &self,
-        choice: Choice,
-        exchange: &mut Exchange,
-        head: &Parts,
-        upload: &Upload,
-        principal: &Principal,
-    ) -> Result<Route, Error> {
-        let model = match Scanner::of_body(&head.headers) {
-            Some(mut scanner) => {
-                upload.look_ahead(self.shared.bounds.model_lookahead, |piece| scanner.feed(piece)).await?
-            }
-            None => None,
-        };
-        let route = choice.choose(model.as_deref())?;
-        exchange.routed(&route);
-        upload.hold_to(route.most_bytes(media(head, principal)))?;
-        Ok(route)
     }
 
     async fn admit(&self, exchange: &mut Exchange, key: &KeyId, tier: &Tier) -> Result<(), Error> {
@@ -273,29 +236,50 @@ impl Proxy {
             },
         }
     }
+
+    /// The route that the model in the body leads to. As much of the body is read as it takes to find that.
+    async fn choose(
+        &self,
+        choice: Choice,
+        exchange: &mut Exchange,
+        head: &Parts,
+        media: Media<'_>,
+        upload: &Upload,
+    ) -> Result<Route, Error> {
+        let model = match Scanner::of_body(&head.headers) {
+            Some(mut scanner) => {
+                upload.look_ahead(self.shared.bounds.model_lookahead, |piece| scanner.feed(piece)).await?
+            }
+            None => None,
+        };
+        let route = choice.choose(model.as_deref())?;
+        exchange.routed(&route);
+        upload.hold_to(route.most_bytes(media))?;
+        Ok(route)
+    }
 }
 
 /// What kind of a body follows. The rest of an upload is a file, of which clients say nothing more.
 fn media<'a>(head: &'a Parts, principal: &Principal) -> Media<'a> {
     match principal.uploads_to {
         Some(_) => Media::File,
-        None => Media::of(head.headers.get(CONTENT_TYPE)),
+        None => Media::of(&head.headers),
     }
 }
 
 /// Where the head alone leads. Its URL may name the model, which then need not be looked for in the body; and there is
-/// none in the body of a request that has none.
+/// none where there is no body.
 fn destination(
     policy: &Policy,
     exchange: &mut Exchange,
     head: &Parts,
-    nothing_follows: bool,
+    body_is_empty: bool,
 ) -> Result<Destination, Error> {
     let mut destination = policy.routes.resolve(headers::host(head), head.uri.path())?;
     if let Destination::ByModel(choice) = &destination {
         exchange.could_go(&destination);
         let model = model::in_url(&head.method, &head.uri);
-        if model.is_some() || nothing_follows {
+        if model.is_some() || body_is_empty {
             destination = Destination::Settled(choice.clone().choose(model.as_deref())?);
         }
     }
@@ -303,6 +287,17 @@ fn destination(
         exchange.routed(route);
     }
     Ok(destination)
+}
+
+/// Whether no limit is asked, wherever the request goes.
+fn costs_nothing(policy: &Policy, destination: &Destination, method: &Method, body_is_empty: bool) -> bool {
+    destination.routes().all(|route| policy.uncounted.include(method, &route.path, body_is_empty))
+}
+
+/// A WebSocket may go where at least one of these routes takes it.
+fn check_protocol<'a>(protocol: Protocol, mut routes: impl Iterator<Item = &'a Route>) -> Result<(), Error> {
+    let may_go = protocol == Protocol::Http || routes.any(|route| route.target.websocket);
+    if may_go { Ok(()) } else { Err(Error::WebSocketOff) }
 }
 
 /// A bug in a stage ends the request that met it, and no other on its connection. The state behind the stages is whole at
@@ -314,23 +309,6 @@ async fn unless_it_panics<T>(stages: impl Future<Output = Result<T, Error>>) -> 
         polled.unwrap_or(Poll::Ready(Err(Error::Panicked)))
     })
     .await
-}
-
-/// The upstream's answer. If it is an event stream, its reader hears of silence and of its break, in the stream's own words.
-fn speak_between_events(
-    answer: Response<AnswerBody>,
-    exchange: &Exchange,
-    keepalive: Option<Duration>,
-) -> Response<EventBody<AnswerBody>> {
-    let stream = EventStream::of_answer(answer.headers(), exchange.dialect, exchange.path());
-    let speaker = stream
-        .map(|stream| Speaker::new(stream, exchange.request_id.clone(), keepalive, exchange.cut().clone()));
-    answer.map(|body| EventBody::new(body, speaker))
-}
-
-fn check_protocol<'a>(protocol: Protocol, mut routes: impl Iterator<Item = &'a Route>) -> Result<(), Error> {
-    let may_go = protocol == Protocol::Http || routes.any(|route| route.target.websocket);
-    if may_go { Ok(()) } else { Err(Error::WebSocketOff) }
 }
 
 /// The URL of an upload that begins becomes one that leads here and opens this upload without the key, at the endpoint
@@ -345,118 +323,6 @@ fn lead_upload_back(
     let now = Timestamp::now();
     if let Some(key) = policy.keys.named(principal.key.as_str(), now) {
         upload_session::lead_back(answer, origin, |url| route.own(url), mark, key, now);
-    }
-}
-
-/// The upstream's answer on its way to the client, with what the limits say in its head.
-fn pass_on(
-    answer: Response<EventBody<AnswerBody>>,
-    policy: &Policy,
-    mut exchange: Exchange,
-) -> Response<Body> {
-    let (mut head, body) = answer.into_parts();
-    head.headers.entry(X_REQUEST_ID).or_insert(exchange.request_id.clone());
-    set_statuses(&mut head.headers, policy, &exchange);
-    head.version = hyper::Version::HTTP_11;
-    exchange.answered(head.status, "answered", None);
-    Response::from_parts(head, Body::Upstream(MeteredBody::new(body, exchange)))
-}
-
-/// The answer that ends the HTTP of its connection, and the tunnel that begins behind it.
-fn switch(
-    head: Response<()>,
-    connection: Switched,
-    policy: &Policy,
-    mut exchange: Exchange,
-) -> (Response<Body>, Option<Box<Tunnel>>) {
-    let mut answer = head.map(|()| Body::Switched);
-    let fields = answer.headers_mut();
-    fields.entry(X_REQUEST_ID).or_insert(exchange.request_id.clone());
-    set_statuses(fields, policy, &exchange);
-    headers::switch_to_websocket(fields);
-    exchange.answered(answer.status(), "answered", None);
-    (answer, Some(Box::new(Tunnel::new(connection, exchange))))
-}
-
-/// The answer to a browser that asks for a page. What it allows comes into its head with the grant.
-fn answer_preflight(mut exchange: Exchange) -> Response<Body> {
-    let mut response = Response::new(());
-    *response.status_mut() = StatusCode::NO_CONTENT;
-    response.headers_mut().insert(X_REQUEST_ID, exchange.request_id.clone());
-    exchange.answered(response.status(), "preflight", None);
-    response.map(|()| Body::Fixed(MeteredBody::new(Fixed::new(""), exchange)))
-}
-
-fn answer_probe(mut exchange: Exchange, without_body: bool) -> Response<Body> {
-    let mut response = Response::new(());
-    let fields = response.headers_mut();
-    fields.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    fields.insert(CONTENT_LENGTH, probe::ANSWER.len().into());
-    exchange.answered(response.status(), exchange::PROBE, None);
-    let body = Fixed::new(if without_body { "" } else { probe::ANSWER });
-    response.map(|()| Body::Fixed(MeteredBody::new(body, exchange)))
-}
-
-/// An answer of our own, in the shape that the caller's SDK understands.
-fn refuse(error: &Error, policy: &Policy, mut exchange: Exchange, without_body: bool) -> Response<Body> {
-    let answer = error.answer();
-    let text = exchange.dialect.error_body(&ErrorBody {
-        status: answer.status.as_u16(),
-        kind: answer.kind,
-        message: &answer.message,
-        request_id: exchange.request_id.to_str().unwrap_or_default(),
-    });
-    let mut response = Response::new(());
-    *response.status_mut() = answer.status;
-    let fields = response.headers_mut();
-    fields.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    fields.insert(CONTENT_LENGTH, text.len().into());
-    fields.insert(X_REQUEST_ID, exchange.request_id.clone());
-    fields.insert(REQUEST_ID, exchange.request_id.clone());
-    match (error, &exchange.principal) {
-        (Error::Refused { by, retry_after, .. }, Some(principal)) => {
-            headers::set_refusal(
-                fields,
-                &policy.tier(principal).field,
-                &exchange.statuses,
-                *by,
-                *retry_after,
-            );
-        }
-        (Error::StoreUnavailable, _) => drop(fields.insert(RETRY_AFTER, HeaderValue::from_static("1"))),
-        _ => set_statuses(fields, policy, &exchange),
-    }
-    if answer.status == StatusCode::UNAUTHORIZED {
-        // RFC 9110 §15.5.2: a 401 says what would open.
-        fields.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-    }
-    if answer.status == StatusCode::UPGRADE_REQUIRED {
-        // Clients of some APIs take this, and this alone, for the word to go on in plain HTTP. They do so at once.
-        fields.insert(CONNECTION, HeaderValue::from_static("close"));
-        fields.insert(SEC_WEBSOCKET_VERSION, HeaderValue::from_static("13"));
-    }
-    exchange.answered(answer.status, answer.outcome, Some(error.to_string()));
-    let body = Fixed::new(if without_body { String::new() } else { text });
-    response.map(|()| Body::Fixed(MeteredBody::new(body, exchange)))
-}
-
-fn set_statuses(fields: &mut HeaderMap, policy: &Policy, exchange: &Exchange) {
-    if let Some(principal) = &exchange.principal {
-        headers::set_statuses(fields, &policy.tier(principal).field, &exchange.statuses);
-    }
-}
-
-/// The client's own id if it is a plain one, else a new one.
-fn request_id(head: &Parts) -> HeaderValue {
-    let is_plain = |value: &&HeaderValue| {
-        value.len() <= MAX_REQUEST_ID_BYTES
-            && !value.is_empty()
-            && value.as_bytes().iter().all(u8::is_ascii_graphic)
-    };
-    match head.headers.get(X_REQUEST_ID).filter(is_plain) {
-        Some(kept) => kept.clone(),
-        None => HeaderValue::try_from(Uuid::new_v4().simple().to_string())
-            .expect("hexadecimal digits are visible ASCII"),
     }
 }
 

@@ -155,6 +155,12 @@ impl Upload {
         self.source().most_kept = bytes;
     }
 
+    /// Whether it has no byte, and the client has said so.
+    pub fn is_empty(&self) -> bool {
+        let source = self.source();
+        source.received == 0 && source.incoming.is_end_stream()
+    }
+
     /// Whether the latest reader has had all of it.
     pub fn is_sent(&self) -> bool {
         let source = self.source();

@@ -8,10 +8,7 @@ mod json;
 
 use std::ops::ControlFlow;
 
-use hyper::{
-    HeaderMap, Method, Uri,
-    header::{CONTENT_ENCODING, CONTENT_TYPE},
-};
+use hyper::{HeaderMap, Method, Uri, header::CONTENT_ENCODING};
 use percent_encoding::percent_decode_str;
 
 use crate::media::Media;
@@ -67,7 +64,7 @@ impl Scanner {
         if !headers.get_all(CONTENT_ENCODING).iter().all(is_plain) {
             return None;
         }
-        match Media::of(headers.get(CONTENT_TYPE)) {
+        match Media::of(headers) {
             Media::Text => Some(Self(Format::Json(json::Scanner::default()))),
             Media::Form { boundary } => Some(Self(Format::Form(form::Scanner::new(boundary)))),
             Media::File => None,
