@@ -7,9 +7,11 @@ use std::{str::FromStr, time::Duration};
 
 use hyper::{
     HeaderMap, Method,
-    header::{self, HeaderName, HeaderValue, ORIGIN, VARY},
+    header::{self, HeaderValue, ORIGIN, VARY},
     http::{request::Parts, uri::Authority},
 };
+
+use crate::{headers::remove_all, pattern::Pattern};
 
 /// What a page may read of an answer beside what every page may: what Tollgate says there, and what an upload in several
 /// requests goes on by.
@@ -40,10 +42,8 @@ pub struct Cors {
 pub enum OriginPattern {
     /// `*`: every page.
     Any,
-    /// This one, as browsers write it.
-    Exact(String),
-    /// `https://*.example.com`: what stands before the `*` and behind it. The `*` is one label or several.
-    Subdomains(String, String),
+    /// An origin as browsers write it, or such as `https://*.example.com`, where the `*` is one label or several.
+    Of(Pattern),
 }
 
 /// Why a text is no [`OriginPattern`].
@@ -98,7 +98,7 @@ impl Cors {
         let allowed = if is_open {
             Some(HeaderValue::from_static("*"))
         } else {
-            origin.filter(|origin| self.allows(origin.as_bytes())).cloned()
+            origin.filter(|origin| origin.to_str().is_ok_and(|origin| self.allows(origin))).cloned()
         };
         let asked = request.headers.get(header::ACCESS_CONTROL_REQUEST_METHOD);
         let preflight = asked.filter(|_| origin.is_some() && request.method == Method::OPTIONS);
@@ -114,23 +114,20 @@ impl Cors {
         }
     }
 
-    fn allows(&self, origin: &[u8]) -> bool {
+    fn allows(&self, origin: &str) -> bool {
         self.origins.iter().any(|pattern| match pattern {
             OriginPattern::Any => true,
-            OriginPattern::Exact(exact) => exact.as_bytes() == origin,
-            OriginPattern::Subdomains(before, behind) => {
-                let rest = origin.strip_prefix(before.as_bytes());
-                let labels = rest.and_then(|rest| rest.strip_suffix(behind.as_bytes()));
-                labels.is_some_and(are_labels)
+            OriginPattern::Of(pattern) => {
+                pattern.star(origin).is_some_and(|star| pattern.word().is_some() || are_labels(star))
             }
         })
     }
 }
 
 /// Labels of a host's name. Anything else before the known end could be another host.
-fn are_labels(text: &[u8]) -> bool {
-    let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.".contains(byte);
-    !text.is_empty() && text.iter().all(is_plain)
+fn are_labels(text: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    !text.is_empty() && text.bytes().all(is_plain)
 }
 
 impl Grant {
@@ -154,9 +151,7 @@ impl Grant {
 
     /// Says it in the head of the answer, in place of all that an upstream says.
     pub fn mark(self, headers: &mut HeaderMap) {
-        let theirs: Vec<HeaderName> =
-            headers.keys().filter(|name| name.as_str().starts_with(BEGINNING)).cloned().collect();
-        theirs.iter().for_each(|name| drop(headers.remove(name)));
+        remove_all(headers, |name| name.starts_with(BEGINNING));
         if self.is_preflight() {
             headers.insert(VARY, HeaderValue::from_static(PREFLIGHT_VARIES_BY));
         } else if self.depends_on_origin && !varies_by_origin(headers) {
@@ -198,10 +193,11 @@ impl FromStr for OriginPattern {
     type Err = InvalidOrigin;
 
     fn from_str(text: &str) -> Result<Self, InvalidOrigin> {
+        let pattern = || text.parse().map(Self::Of).map_err(|_| InvalidOrigin::Form);
         match text {
             "*" => return Ok(Self::Any),
             // Pages from files and in sandboxes.
-            "null" => return Ok(Self::Exact(text.to_owned())),
+            "null" => return pattern(),
             _ => {}
         }
         let (scheme, place) = text.split_once("://").ok_or(InvalidOrigin::Form)?;
@@ -211,12 +207,8 @@ impl FromStr for OriginPattern {
         if place.contains(['/', '?', '#']) {
             return Err(InvalidOrigin::Path);
         }
-        let domain = place.strip_prefix("*.");
-        check_place(scheme, domain.unwrap_or(place))?;
-        Ok(match domain {
-            Some(domain) => Self::Subdomains(format!("{scheme}://"), format!(".{domain}")),
-            None => Self::Exact(text.to_owned()),
-        })
+        check_place(scheme, place.strip_prefix("*.").unwrap_or(place))?;
+        pattern()
     }
 }
 
@@ -275,7 +267,7 @@ mod tests {
             "https://a.b-c.example.org",
             "null",
         ] {
-            assert!(cors.allows(origin.as_bytes()), "{origin}");
+            assert!(cors.allows(origin), "{origin}");
         }
         for origin in [
             "",
@@ -292,7 +284,7 @@ mod tests {
             "https://evilexample.org",
             "https://a.example.org:444",
         ] {
-            assert!(!cors.allows(origin.as_bytes()), "{origin}");
+            assert!(!cors.allows(origin), "{origin}");
         }
     }
 

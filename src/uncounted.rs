@@ -5,13 +5,11 @@ use std::str::FromStr;
 
 use hyper::Method;
 
-/// A path, or all that begin and end alike: `/v1/models`, `/v1/files/*`, `/v1beta/models/*:countTokens`.
+use crate::pattern::Pattern;
+
+/// A path, or with one `*` several: `/v1/models`, `/v1/files/*`, `/v1beta/models/*:countTokens`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PathPattern {
-    before: String,
-    /// What stands behind the `*`, where there is one.
-    behind: Option<String>,
-}
+pub struct PathPattern(Pattern);
 
 /// The text is no [`PathPattern`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -26,35 +24,30 @@ impl FromStr for PathPattern {
 
     fn from_str(text: &str) -> Result<Self, InvalidPath> {
         let is_plain = |byte: u8| byte.is_ascii_graphic() && !b"%?#\\".contains(&byte);
-        let (before, behind) = match text.split_once('*') {
-            Some((before, behind)) => (before, Some(behind.to_owned())),
-            None => (text, None),
-        };
-        let more = behind.as_deref().is_some_and(|behind| behind.contains('*'));
-        if more || !before.starts_with('/') || !text.bytes().all(is_plain) {
+        if !text.starts_with('/') || !text.bytes().all(is_plain) {
             return Err(InvalidPath);
         }
-        Ok(Self { before: before.to_owned(), behind })
+        text.parse().map(Self).map_err(|_| InvalidPath)
     }
 }
 
 impl PathPattern {
     fn fits(&self, path: &str) -> bool {
-        let Some(behind) = &self.behind else { return path == self.before };
-        let rest = path.strip_prefix(&*self.before).and_then(|rest| rest.strip_suffix(&**behind));
-        rest.is_some_and(|rest| is_harmless(rest) && (behind.is_empty() || is_one_name(rest, behind)))
+        let Some(star) = self.0.star(path) else { return false };
+        let is_one = |behind: &str| behind.is_empty() || is_one_name(star, behind);
+        is_harmless(star) && self.0.behind().is_none_or(is_one)
     }
 }
 
 /// In the middle stands one name: no second method behind a colon, and no `;`, behind which some servers read nothing.
-fn is_one_name(rest: &str, behind: &str) -> bool {
-    let has_method = behind.starts_with(':') && rest.contains(':');
-    !has_method && !rest.contains(['/', ';'])
+fn is_one_name(star: &str, behind: &str) -> bool {
+    let has_method = behind.starts_with(':') && star.contains(':');
+    !has_method && !star.contains(['/', ';'])
 }
 
 /// What an upstream could decode to another path is counted, whatever it is.
-fn is_harmless(part: &str) -> bool {
-    !part.contains('%')
+fn is_harmless(star: &str) -> bool {
+    !star.contains('%')
 }
 
 /// What is not counted.

@@ -7,6 +7,8 @@ use hyper::{
     header::{self, HeaderName},
 };
 
+use crate::pattern::Pattern;
+
 /// Without these no client can read an answer, or take it for the one to its WebSocket's handshake.
 static NEEDED: [HeaderName; 9] = [
     header::CONTENT_ENCODING,
@@ -20,21 +22,16 @@ static NEEDED: [HeaderName; 9] = [
     header::SEC_WEBSOCKET_PROTOCOL,
 ];
 
-/// One field, or all that begin alike: `set-cookie`, `x-ratelimit-*`.
+/// The name of a field, or with one `*` those of several: `set-cookie`, `x-ratelimit-*`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Pattern {
-    /// This one.
-    Name(HeaderName),
-    /// All whose names begin so, in lower case.
-    Prefix(String),
-}
+pub struct FieldPattern(Pattern);
 
-/// Why a text is no [`Pattern`].
+/// Why a text is no [`FieldPattern`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum InvalidPattern {
+pub enum InvalidField {
     /// It names nothing.
     #[error(
-        "not the name of a header; expected one such as \"set-cookie\", or a beginning such as \"x-ratelimit-*\""
+        "not the name of a header; expected one such as \"set-cookie\", or with one `*` such as \"x-ratelimit-*\""
     )]
     Name,
     /// It names what must stay.
@@ -42,42 +39,26 @@ pub enum InvalidPattern {
     Needed(HeaderName),
 }
 
-impl FromStr for Pattern {
-    type Err = InvalidPattern;
+impl FromStr for FieldPattern {
+    type Err = InvalidField;
 
-    fn from_str(text: &str) -> Result<Self, InvalidPattern> {
-        let pattern = match text.strip_suffix('*') {
-            None => Self::Name(name(text)?),
-            Some("") => Self::Prefix(String::new()),
-            Some(beginning) => Self::Prefix(name(beginning)?.as_str().to_owned()),
-        };
-        match NEEDED.iter().find(|needed| pattern.fits(needed)) {
-            Some(needed) => Err(InvalidPattern::Needed(needed.clone())),
-            None => Ok(pattern),
-        }
-    }
-}
-
-/// HTTP allows a `*` in a name, but here it stands for what follows, and stands once.
-fn name(text: &str) -> Result<HeaderName, InvalidPattern> {
-    text.parse().ok().filter(|_| !text.contains('*')).ok_or(InvalidPattern::Name)
-}
-
-impl Pattern {
-    fn fits(&self, name: &HeaderName) -> bool {
-        match self {
-            Self::Name(hidden) => hidden == name,
-            Self::Prefix(beginning) => name.as_str().starts_with(&**beginning),
+    fn from_str(text: &str) -> Result<Self, InvalidField> {
+        let pattern: Pattern = text.to_ascii_lowercase().parse().map_err(|_| InvalidField::Name)?;
+        // HTTP allows a `*` in a name, but here it stands for something else.
+        HeaderName::from_str(text).map_err(|_| InvalidField::Name)?;
+        match NEEDED.iter().find(|needed| pattern.matches(needed.as_str())) {
+            Some(needed) => Err(InvalidField::Needed(needed.clone())),
+            None => Ok(Self(pattern)),
         }
     }
 }
 
 /// What is hidden of one upstream's answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Hidden(Vec<Pattern>);
+pub struct Hidden(Vec<FieldPattern>);
 
-impl FromIterator<Pattern> for Hidden {
-    fn from_iter<I: IntoIterator<Item = Pattern>>(patterns: I) -> Self {
+impl FromIterator<FieldPattern> for Hidden {
+    fn from_iter<I: IntoIterator<Item = FieldPattern>>(patterns: I) -> Self {
         Self(patterns.into_iter().collect())
     }
 }
@@ -85,14 +66,10 @@ impl FromIterator<Pattern> for Hidden {
 impl Hidden {
     /// Removes it all. Tollgate's own fields are set later, whatever their names.
     pub fn remove_from(&self, headers: &mut HeaderMap) {
-        for pattern in &self.0 {
-            match pattern {
-                Pattern::Name(name) => drop(headers.remove(name)),
-                Pattern::Prefix(_) => {
-                    let fitting: Vec<HeaderName> =
-                        headers.keys().filter(|name| pattern.fits(name)).cloned().collect();
-                    fitting.iter().for_each(|name| drop(headers.remove(name)));
-                }
+        for FieldPattern(pattern) in &self.0 {
+            match pattern.word() {
+                Some(name) => drop(headers.remove(name)),
+                None => super::remove_all(headers, |name| pattern.matches(name)),
             }
         }
     }
@@ -120,7 +97,7 @@ mod tests {
             headers.append(name, HeaderValue::from_static("1"));
         }
         let hidden = ["OpenAI-Organization", "x-ratelimit-*", "set-cookie"];
-        let hidden: Hidden = hidden.iter().map(|text| text.parse::<Pattern>().unwrap()).collect();
+        let hidden: Hidden = hidden.iter().map(|text| text.parse::<FieldPattern>().unwrap()).collect();
         hidden.remove_from(&mut headers);
         let mut left: Vec<_> = headers.iter().map(|(name, _)| name.as_str()).collect();
         left.sort_unstable();
@@ -134,14 +111,15 @@ mod tests {
             ("Content-Length", header::CONTENT_LENGTH),
             ("content-*", header::CONTENT_ENCODING),
             ("*", header::CONTENT_ENCODING),
+            ("*-Type", header::CONTENT_TYPE),
             ("transfer-encoding", header::TRANSFER_ENCODING),
             ("sec-*", header::SEC_WEBSOCKET_ACCEPT),
             ("sec-websocket-protocol", header::SEC_WEBSOCKET_PROTOCOL),
         ] {
-            assert_eq!(text.parse::<Pattern>(), Err(InvalidPattern::Needed(needed)), "{text}");
+            assert_eq!(text.parse::<FieldPattern>(), Err(InvalidField::Needed(needed)), "{text}");
         }
-        for text in ["", "a b", "x:*", "x-*-y", "**", "ä"] {
-            assert_eq!(text.parse::<Pattern>(), Err(InvalidPattern::Name), "{text}");
+        for text in ["", "a b", "x:*", "x-*-*", "**", "ä"] {
+            assert_eq!(text.parse::<FieldPattern>(), Err(InvalidField::Name), "{text}");
         }
     }
 }

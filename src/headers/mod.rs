@@ -13,7 +13,7 @@ use hyper::{
 
 pub use self::{
     forwarded::{Downstream, append_via, set_forwarded},
-    hidden::{Hidden, InvalidPattern, Pattern},
+    hidden::{FieldPattern, Hidden, InvalidField},
 };
 use crate::limit::{Limit, Status};
 
@@ -136,6 +136,12 @@ pub fn remove_hop_by_hop(headers: &mut HeaderMap) {
     }
     keep_one_framing(headers);
     HOP_BY_HOP.iter().for_each(|name| drop(headers.remove(name)));
+}
+
+/// Removes all fields whose names fit.
+pub fn remove_all(headers: &mut HeaderMap, fits: impl Fn(&str) -> bool) {
+    let fitting: Vec<HeaderName> = headers.keys().filter(|name| fits(name.as_str())).cloned().collect();
+    fitting.iter().for_each(|name| drop(headers.remove(name)));
 }
 
 /// A length beside chunks is wrong, for the chunks are what was read, and one that is repeated is said once

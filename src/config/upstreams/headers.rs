@@ -2,7 +2,7 @@
 
 use crate::{
     config::{field::Field, table::TableReader},
-    headers::{Hidden, Pattern},
+    headers::{FieldPattern, Hidden},
 };
 
 /// Rules for header fields. By default nothing is told and nothing hidden.
@@ -33,5 +33,5 @@ pub(super) fn header_rules(table: &mut TableReader<'_>) -> HeaderRules {
 
 fn hidden(field: Field<'_>) -> Option<Hidden> {
     let items = field.items()?;
-    Some(items.into_iter().filter_map(|item| item.parsed(str::parse::<Pattern>)).collect())
+    Some(items.into_iter().filter_map(|item| item.parsed(str::parse::<FieldPattern>)).collect())
 }
