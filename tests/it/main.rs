@@ -6,6 +6,7 @@
 mod bounds;
 mod client_gone;
 mod commands;
+mod config;
 mod cors;
 mod demo;
 mod drain;
