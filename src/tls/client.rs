@@ -7,7 +7,11 @@ use rustls::{
     version::{TLS12, TLS13},
 };
 
-use super::{TlsError, certificates_in, key_in, provider, unusable};
+use super::{
+    TlsError,
+    pem::{certificates_in, key_in},
+    provider, unusable,
+};
 use crate::config::{self, ClientCertificate};
 
 /// How upstreams are spoken to: judged by the system's roots or by the certificates in `ca_file` alone, shown a

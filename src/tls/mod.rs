@@ -3,242 +3,40 @@
 //! Nothing else touches rustls, but for the connector that dials upstreams. Where no certificate is configured or there,
 //! a development certificate is made, so that the first start needs no preparation.
 
+mod certificate;
 mod client;
 mod development;
+mod error;
+mod pem;
 
 use std::{
-    fmt, fs, io,
-    net::IpAddr,
+    io,
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
 };
 
 use jiff::Timestamp;
 use rustls::{
     InconsistentKeys, ServerConfig,
     crypto::{CryptoProvider, aws_lc_rs},
-    pki_types::{
-        CertificateDer, PrivateKeyDer,
-        pem::{self, PemObject},
-    },
     server::{ServerSessionMemoryCache, WebPkiClientVerifier, danger::ClientCertVerifier},
     sign::{CertifiedKey, SingleCertAndKey},
     version::{TLS12, TLS13},
 };
-use x509_parser::{
-    extensions::GeneralName,
-    nom,
-    prelude::{FromDer, X509Certificate, X509Error},
-    time::ASN1Time,
-};
 
-pub use self::client::{store_config, upstream_config};
+pub use self::{
+    certificate::Certificate,
+    client::{store_config, upstream_config},
+    error::{Hint, Section, TlsError},
+};
+use self::{
+    certificate::describe,
+    pem::{certificates_in, key_in},
+};
 use crate::config;
 
 /// Sessions that can be resumed without a full handshake. SDKs open new connections all the time.
 const RESUMABLE_SESSIONS: usize = 10_240;
-
-/// What the log says of the certificate that is served.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Certificate {
-    /// The host names and addresses that it is good for.
-    pub names: Vec<String>,
-    /// The last second of its life.
-    pub not_after: Timestamp,
-    /// Made by Tollgate, now or at an earlier start: no client trusts it that was not told to.
-    pub development: bool,
-}
-
-impl Certificate {
-    /// How long it lives from `now` on; zero once it has expired.
-    pub fn expires_in(&self, now: Timestamp) -> Duration {
-        Duration::try_from(self.not_after.duration_since(now)).unwrap_or(Duration::ZERO)
-    }
-}
-
-/// TLS can't be set up. Each message says what to do; what the system or a library said is the source.
-#[derive(Debug, thiserror::Error)]
-pub enum TlsError {
-    /// One file of the pair is there and the other is not.
-    #[error(
-        "{} is there but {} is not: both must be there, or neither for a development certificate to be made",
-        .there.display(), .missing.display()
-    )]
-    HalfMissing {
-        /// The one that is there.
-        there: PathBuf,
-        /// The one that is not.
-        missing: PathBuf,
-    },
-    /// A file is there and can't be read.
-    #[error("can't read {}: check that the user that runs tollgate may read it", .path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// A file is damaged PEM.
-    #[error("{} is damaged: it must be PEM, text between BEGIN and END lines", .path.display())]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// Where.
-        source: pem::Error,
-    },
-    /// A file holds nothing of what it is for.
-    #[error("there is no {expected} in {}: it must be PEM with a `-----BEGIN …` line{hint}", .path.display())]
-    Absent {
-        /// The file.
-        path: PathBuf,
-        /// What it is for.
-        expected: Section,
-        /// What it seems to hold instead.
-        hint: Hint,
-    },
-    /// The certificate can't be parsed.
-    #[error("the first certificate in {} can't be parsed: make or copy it again", .path.display())]
-    Malformed {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: nom::Err<X509Error>,
-    },
-    /// The certificate's life is over.
-    #[error("the certificate in {} expired at {at}: renew it{}", .path.display(), if *.development {
-        ", or remove it and its key for a new development certificate to be made"
-    } else {
-        ""
-    })]
-    Expired {
-        /// The file.
-        path: PathBuf,
-        /// When.
-        at: Timestamp,
-        /// Whether Tollgate made it.
-        development: bool,
-    },
-    /// The certificate's life has not begun.
-    #[error("the certificate in {} is not valid before {from}: check this machine's clock, or renew it", .path.display())]
-    NotYetValid {
-        /// The file.
-        path: PathBuf,
-        /// When it begins.
-        from: Timestamp,
-    },
-    /// The key is not the certificate's.
-    #[error(
-        "the key in {} does not belong to the first certificate in {}: give the key that the certificate was made \
-         with, and put the server's own certificate before those that signed it",
-        .private_key.display(), .certificate.display()
-    )]
-    Mismatch {
-        /// The certificate's file.
-        certificate: PathBuf,
-        /// The key's file.
-        private_key: PathBuf,
-    },
-    /// rustls refuses the certificate or the key.
-    #[error("can't speak TLS with the key in {}: use an ECDSA, Ed25519 or RSA key of 2048 bits or more", .path.display())]
-    Unsuitable {
-        /// The key's file.
-        path: PathBuf,
-        /// Why.
-        source: rustls::Error,
-    },
-    /// A certificate to trust can't be used as one.
-    #[error("a certificate in {} can't be trusted as a root: remove it, or make it again as X.509 version 3", .path.display())]
-    BadRoot {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: rustls::Error,
-    },
-    /// An upstream's certificates can't be used.
-    #[error("upstream `{name}`: {source}")]
-    Upstream {
-        /// The upstream.
-        name: Arc<str>,
-        /// Why.
-        source: Box<Self>,
-    },
-    /// No certificate can be for this name.
-    #[error(
-        "`{name}` is no name that a certificate can be for: write another host into the URL, or a `server_name`"
-    )]
-    ServerName {
-        /// The name.
-        name: String,
-    },
-    /// The system trusts no certificate at all.
-    #[error(
-        "this system has no root certificates to judge upstreams by: install its `ca-certificates` package, or name a \
-         PEM file in the upstream's `ca_file` or in SSL_CERT_FILE"
-    )]
-    NoRoots {
-        /// The first of the errors that were met.
-        source: Option<rustls_native_certs::Error>,
-    },
-    /// The development certificate can't be made.
-    #[error("can't make a development certificate for {}", .path.display())]
-    Make {
-        /// Where it would have been.
-        path: PathBuf,
-        /// Why.
-        source: rcgen::Error,
-    },
-    /// The development certificate can't be kept.
-    #[error(
-        "can't write a development certificate into {}: make the folder writable for the user that runs tollgate, or \
-         put a certificate and its key there", .folder.display()
-    )]
-    Write {
-        /// The folder.
-        folder: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-}
-
-/// What a PEM file is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Section {
-    /// Certificates.
-    Certificate,
-    /// A private key.
-    Key,
-}
-
-impl fmt::Display for Section {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Certificate => "certificate",
-            Self::Key => "private key",
-        })
-    }
-}
-
-/// What a PEM file seems to hold in place of what was looked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hint {
-    /// Nothing that is known.
-    Nothing,
-    /// The other file's contents.
-    Swapped,
-    /// A key behind a passphrase.
-    Encrypted,
-}
-
-impl fmt::Display for Hint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Nothing => "",
-            Self::Swapped => " (are the certificate's and the key's file swapped?)",
-            Self::Encrypted => " (the key is encrypted: write it out in the clear with `openssl pkey`)",
-        })
-    }
-}
 
 /// What the listeners serve, and what the log says of it. Where neither file exists, a development certificate is made first.
 ///
@@ -313,96 +111,19 @@ fn is_there(tls: &config::Tls) -> Result<bool, TlsError> {
     }
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
-    fs::read(path).map_err(|source| TlsError::Read { path: path.into(), source })
-}
-
-fn holds(text: &[u8], line: &str) -> bool {
-    text.windows(line.len()).any(|window| window == line.as_bytes())
-}
-
-/// At least one certificate, in the file's order.
-fn certificates_in(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let text = read(path)?;
-    let certificates: Vec<_> = CertificateDer::pem_slice_iter(&text)
-        .collect::<Result<_, _>>()
-        .map_err(|source| TlsError::Damaged { path: path.into(), source })?;
-    if certificates.is_empty() {
-        let hint = if holds(&text, "PRIVATE KEY-----") { Hint::Swapped } else { Hint::Nothing };
-        return Err(TlsError::Absent { path: path.into(), expected: Section::Certificate, hint });
-    }
-    Ok(certificates)
-}
-
-fn key_in(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
-    let text = read(path)?;
-    PrivateKeyDer::from_pem_slice(&text).map_err(|error| {
-        let hint = if holds(&text, "ENCRYPTED") {
-            Hint::Encrypted
-        } else if holds(&text, "BEGIN CERTIFICATE-----") {
-            Hint::Swapped
-        } else {
-            Hint::Nothing
-        };
-        match error {
-            // The older form of an encrypted key fails on the header that says so.
-            source if hint != Hint::Encrypted && !matches!(source, pem::Error::NoItemsFound) => {
-                TlsError::Damaged { path: path.into(), source }
-            }
-            _ => TlsError::Absent { path: path.into(), expected: Section::Key, hint },
-        }
-    })
-}
-
-/// What there is to say about the certificate in `path`, and whether it may be served at `now`.
-fn describe(der: &CertificateDer<'_>, path: &Path, now: Timestamp) -> Result<Certificate, TlsError> {
-    let (_, leaf) =
-        X509Certificate::from_der(der).map_err(|source| TlsError::Malformed { path: path.into(), source })?;
-    let not_before = timestamp(leaf.validity().not_before);
-    let not_after = timestamp(leaf.validity().not_after);
-    let development =
-        leaf.issuer().iter_common_name().any(|name| name.as_str() == Ok(development::AUTHORITY));
-    if now > not_after {
-        return Err(TlsError::Expired { path: path.into(), at: not_after, development });
-    }
-    if now < not_before {
-        return Err(TlsError::NotYetValid { path: path.into(), from: not_before });
-    }
-    Ok(Certificate { names: names(&leaf), not_after, development })
-}
-
-/// "No end", which certificates write as the last second of the year 9999, is a few hours more than a timestamp holds.
-fn timestamp(time: ASN1Time) -> Timestamp {
-    let limit = if time.timestamp() < 0 { Timestamp::MIN } else { Timestamp::MAX };
-    Timestamp::from_second(time.timestamp()).unwrap_or(limit)
-}
-
-fn names(leaf: &X509Certificate<'_>) -> Vec<String> {
-    let Ok(Some(extension)) = leaf.subject_alternative_name() else { return Vec::new() };
-    let name = |general: &GeneralName<'_>| match general {
-        GeneralName::DNSName(name) => Some((*name).to_owned()),
-        GeneralName::IPAddress(bytes) => address(bytes).map(|address| address.to_string()),
-        _ => None,
-    };
-    extension.value.general_names.iter().filter_map(name).collect()
-}
-
-fn address(bytes: &[u8]) -> Option<IpAddr> {
-    let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
-    v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
-}
-
 #[cfg(test)]
 mod tests {
-    use std::{error::Error, os::unix::fs::PermissionsExt};
+    use std::{error::Error, fs, os::unix::fs::PermissionsExt, time::Duration};
 
     use rcgen::{CertificateParams, KeyPair, date_time_ymd};
+    use rustls::pki_types::{PrivateKeyDer, pem::PemObject};
     use rustls::{
         ClientConfig, ClientConnection, ProtocolVersion, ServerConnection, SupportedProtocolVersion,
     };
     use tempfile::TempDir;
+    use x509_parser::prelude::{FromDer, X509Certificate};
 
-    use super::{client::roots_in, *};
+    use super::{client::roots_in, pem::holds, *};
 
     fn pair(folder: &TempDir) -> config::Tls {
         config::Tls {
@@ -517,12 +238,6 @@ mod tests {
     }
 
     #[test]
-    fn the_year_9999_is_no_error() {
-        let time = ASN1Time::from_timestamp(253_402_300_799).unwrap();
-        assert_eq!(timestamp(time), Timestamp::MAX);
-    }
-
-    #[test]
     fn one_file_alone_is_refused_by_name() {
         let folder = TempDir::new().unwrap();
         let tls = issued(&folder, [2020, 2100]);
@@ -630,17 +345,6 @@ mod tests {
         let later = Timestamp::now() + Duration::from_secs(825 * 86_400);
         let error = describe(leaf, &tls.certificate, later).expect_err("825 days are over");
         assert!(error.to_string().contains("remove it and its key"), "{error}");
-    }
-
-    #[test]
-    fn the_rest_of_a_life_never_is_negative() {
-        let not_after: Timestamp = "2030-01-08T00:00:00Z".parse().unwrap();
-        let certificate = Certificate { names: Vec::new(), not_after, development: false };
-        assert_eq!(
-            certificate.expires_in("2030-01-01T00:00:00Z".parse().unwrap()),
-            Duration::from_secs(7 * 86_400)
-        );
-        assert_eq!(certificate.expires_in("2031-01-01T00:00:00Z".parse().unwrap()), Duration::ZERO);
     }
 
     /// The two ends talk in memory until both have what they need.
