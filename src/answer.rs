@@ -15,7 +15,7 @@ use crate::{
     body::{Body, Fixed},
     dialect::ErrorBody,
     error::Error,
-    event_body::{EventBody, Speaker},
+    event_body::{EventBody, Injector},
     events::EventStream,
     exchange::{self, Exchange},
     headers::{self, REQUEST_ID, X_REQUEST_ID},
@@ -36,12 +36,12 @@ pub fn pass_on(
 ) -> Response<Body> {
     let (mut head, body) = answer.into_parts();
     let stream = EventStream::of_answer(&head.headers, exchange.dialect, exchange.path());
-    let speaker = stream
-        .map(|stream| Speaker::new(stream, exchange.request_id.clone(), keepalive, exchange.cut().clone()));
+    let injector = stream
+        .map(|stream| Injector::new(stream, exchange.request_id.clone(), keepalive, exchange.cut().clone()));
     complete_head(&mut head.headers, policy, &exchange);
     head.version = hyper::Version::HTTP_11;
     exchange.answered(head.status, "answered", None);
-    Response::from_parts(head, Body::Upstream(MeteredBody::new(EventBody::new(body, speaker), exchange)))
+    Response::from_parts(head, Body::Upstream(MeteredBody::new(EventBody::new(body, injector), exchange)))
 }
 
 /// The answer that ends the HTTP of its connection, and the tunnel that begins behind it.

@@ -16,7 +16,7 @@ use crate::{
     cut::{Cut, Reason},
     dialect::ErrorBody,
     error,
-    events::{EventStream, LastWords},
+    events::{ErrorEvent, EventStream},
     upstream::AnswerError,
 };
 
@@ -24,12 +24,12 @@ use crate::{
 #[derive(Debug)]
 pub struct EventBody<B> {
     body: B,
-    speaker: Option<Box<Speaker>>,
+    injector: Option<Box<Injector>>,
 }
 
-/// Who speaks between the upstream's events.
+/// Puts keepalives and an error event of ours between the upstream's events.
 #[derive(Debug)]
-pub struct Speaker {
+pub struct Injector {
     stream: EventStream,
     request_id: HeaderValue,
     keepalive: Option<Keepalive>,
@@ -55,8 +55,8 @@ enum Ending {
     Break(AnswerError),
 }
 
-impl Speaker {
-    /// Speaks in `stream`: after so much silence, if that is wanted, at a break, and when the process stops.
+impl Injector {
+    /// Puts events into `stream`: after so much silence, if that is wanted, at a break, and when the process stops.
     pub fn new(stream: EventStream, request_id: HeaderValue, keepalive: Option<Duration>, cut: Cut) -> Self {
         let keepalive = keepalive.map(|after| Keepalive { after, heard: Instant::now(), silence: None });
         Self { stream, request_id, keepalive, cut, ending: Ending::NotYet }
@@ -73,9 +73,9 @@ impl Speaker {
         }
     }
 
-    fn last_words(&self, error: &AnswerError) -> Option<LastWords> {
+    fn error_event(&self, error: &AnswerError) -> Option<ErrorEvent> {
         let answer = error::broken_answer(error);
-        self.stream.last_words(&ErrorBody {
+        self.stream.error_event(&ErrorBody {
             status: answer.status.as_u16(),
             kind: answer.kind,
             message: &answer.message,
@@ -85,9 +85,9 @@ impl Speaker {
 
     /// The stream breaks off. Either the break comes now, or first an event that tells of it.
     fn break_off(&mut self, error: AnswerError) -> Result<Frame<Bytes>, AnswerError> {
-        match self.last_words(&error) {
+        match self.error_event(&error) {
             None => Err(error),
-            Some(LastWords { event, end }) => {
+            Some(ErrorEvent { event, end }) => {
                 self.ending = Ending::EndOfEvent(end, error);
                 Ok(Frame::data(event))
             }
@@ -107,7 +107,7 @@ impl Speaker {
     }
 
     /// Something to say, when the client has heard nothing for long enough.
-    fn poll_sign_of_life(&mut self, cx: &mut Context<'_>) -> Poll<Bytes> {
+    fn poll_keepalive(&mut self, cx: &mut Context<'_>) -> Poll<Bytes> {
         let Some(keepalive) = &mut self.keepalive else { return Poll::Pending };
         loop {
             let due = keepalive.heard + keepalive.after;
@@ -115,7 +115,7 @@ impl Speaker {
             ready!(silence.as_mut().poll(cx));
             if due <= Instant::now() {
                 keepalive.heard = Instant::now();
-                if let Some(words) = self.stream.sign_of_life() {
+                if let Some(words) = self.stream.keepalive() {
                     return Poll::Ready(words);
                 }
             }
@@ -125,9 +125,9 @@ impl Speaker {
 }
 
 impl<B> EventBody<B> {
-    /// Passes `body` on; the speaker, if there is one, speaks between its events.
-    pub fn new(body: B, speaker: Option<Speaker>) -> Self {
-        Self { body, speaker: speaker.map(Box::new) }
+    /// Passes `body` on; the injector, if there is one, puts events between its own.
+    pub fn new(body: B, injector: Option<Injector>) -> Self {
+        Self { body, injector: injector.map(Box::new) }
     }
 }
 
@@ -140,26 +140,26 @@ impl<B: Body<Data = Bytes, Error = AnswerError> + Unpin> Body for EventBody<B> {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, AnswerError>>> {
         let this = &mut *self;
-        let Some(speaker) = &mut this.speaker else { return Pin::new(&mut this.body).poll_frame(cx) };
-        if let Some(ending) = speaker.end() {
+        let Some(injector) = &mut this.injector else { return Pin::new(&mut this.body).poll_frame(cx) };
+        if let Some(ending) = injector.end() {
             return Poll::Ready(Some(ending));
         }
         let frame = match Pin::new(&mut this.body).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
-                frame.data_ref().into_iter().for_each(|data| speaker.passed(data));
+                frame.data_ref().into_iter().for_each(|data| injector.passed(data));
                 Some(Ok(frame))
             }
-            Poll::Ready(Some(Err(error))) => Some(speaker.break_off(error)),
+            Poll::Ready(Some(Err(error))) => Some(injector.break_off(error)),
             Poll::Ready(None) => None,
-            Poll::Pending if speaker.is_stopped() => Some(speaker.break_off(AnswerError::Stopped)),
-            Poll::Pending => Some(Ok(Frame::data(ready!(speaker.poll_sign_of_life(cx))))),
+            Poll::Pending if injector.is_stopped() => Some(injector.break_off(AnswerError::Stopped)),
+            Poll::Pending => Some(Ok(Frame::data(ready!(injector.poll_keepalive(cx))))),
         };
         Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
-        let has_said_all = |speaker: &Speaker| matches!(speaker.ending, Ending::NotYet);
-        self.body.is_end_stream() && self.speaker.as_deref().is_none_or(has_said_all)
+        let has_said_all = |injector: &Injector| matches!(injector.ending, Ending::NotYet);
+        self.body.is_end_stream() && self.injector.as_deref().is_none_or(has_said_all)
     }
 
     fn size_hint(&self) -> SizeHint {

@@ -15,15 +15,15 @@ use crate::dialect::{Dialect, ErrorBody};
 /// An event stream that may be spoken in, as far as it has passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventStream {
-    voice: Voice,
+    format: Format,
     begun: bool,
     /// The last bytes. Those before the first are taken for ends of lines.
     tail: [u8; 3],
 }
 
-/// Whose events they are.
+/// Whose events they are, and so what ours look like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Voice {
+enum Format {
     /// OpenAI and everything that copies it, chat completions above all.
     Openai,
     /// OpenAI's Responses API, whose events have names.
@@ -34,9 +34,9 @@ enum Voice {
     Ollama,
 }
 
-/// The words that end a stream which broke off.
+/// The event that ends a stream which broke off.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LastWords {
+pub struct ErrorEvent {
     /// All lines of the event.
     pub event: Bytes,
     /// The end of a line that makes them one.
@@ -53,14 +53,14 @@ impl EventStream {
             let (start, rest) = media_type.split_at_checked(name.len()).unwrap_or_default();
             start.eq_ignore_ascii_case(name.as_bytes()) && matches!(rest.first(), None | Some(b';' | b' '))
         };
-        let voice = if is("text/event-stream") {
-            Voice::of_events(dialect, path)
+        let format = if is("text/event-stream") {
+            Format::of_events(dialect, path)
         } else if is("application/x-ndjson") && dialect == Dialect::Ollama {
-            Voice::Ollama
+            Format::Ollama
         } else {
             return None;
         };
-        Some(Self { voice, begun: false, tail: *b"\n\n\n" })
+        Some(Self { format, begun: false, tail: *b"\n\n\n" })
     }
 
     /// Takes note of bytes that pass.
@@ -77,8 +77,8 @@ impl EventStream {
 
     /// Whether all that passed are whole events. Between the CR and the LF of an empty line it is not known yet.
     fn is_between_events(&self) -> bool {
-        match self.voice {
-            Voice::Ollama => self.tail.ends_with(b"\n"),
+        match self.format {
+            Format::Ollama => self.tail.ends_with(b"\n"),
             _ => matches!(self.tail, [_, b'\n', b'\n'] | [_, b'\r', b'\r'] | [b'\n' | b'\r', b'\r', b'\n']),
         }
     }
@@ -94,43 +94,43 @@ impl EventStream {
 
     /// The error event that its SDKs raise on. Nothing in the middle of an event, and nothing before the first byte: no
     /// word of ours comes before the upstream's first.
-    pub fn last_words(&self, error: &ErrorBody<'_>) -> Option<LastWords> {
+    pub fn error_event(&self, error: &ErrorBody<'_>) -> Option<ErrorEvent> {
         if !self.begun || !self.is_between_events() {
             return None;
         }
         let end = self.line_end();
-        let event = match self.voice {
-            Voice::Openai => format!("data: {}{end}", Dialect::Openai.error_body(error)),
-            Voice::Responses => format!("event: error{end}data: {}{end}", error.in_responses()),
-            Voice::Anthropic => {
+        let event = match self.format {
+            Format::Openai => format!("data: {}{end}", Dialect::Openai.error_body(error)),
+            Format::Responses => format!("event: error{end}data: {}{end}", error.in_responses()),
+            Format::Anthropic => {
                 format!("event: error{end}data: {}{end}", Dialect::Anthropic.error_body(error))
             }
-            Voice::Gemini => format!("data: {}{end}", Dialect::Gemini.error_body(error)),
-            Voice::Ollama => Dialect::Ollama.error_body(error),
+            Format::Gemini => format!("data: {}{end}", Dialect::Gemini.error_body(error)),
+            Format::Ollama => Dialect::Ollama.error_body(error),
         };
-        Some(LastWords { event: event.into(), end: Bytes::from_static(end.as_bytes()) })
+        Some(ErrorEvent { event: event.into(), end: Bytes::from_static(end.as_bytes()) })
     }
 
     /// What tells its readers that it is alive, and nothing else. Nothing in the middle of an event, or where there are no
     /// words for it.
-    pub fn sign_of_life(&self) -> Option<Bytes> {
+    pub fn keepalive(&self) -> Option<Bytes> {
         if !self.is_between_events() {
             return None;
         }
         let end = self.line_end();
-        let words = match self.voice {
+        let words = match self.format {
             // A comment without an empty line behind it: for some SDKs of OpenAI that line would end an event.
-            Voice::Openai | Voice::Responses => format!(": k{end}"),
-            Voice::Anthropic => format!("event: ping{end}data: {{\"type\": \"ping\"}}{end}{end}"),
+            Format::Openai | Format::Responses => format!(": k{end}"),
+            Format::Anthropic => format!("event: ping{end}data: {{\"type\": \"ping\"}}{end}{end}"),
             // Google's SDKs break on comments, and skip empty lines.
-            Voice::Gemini => format!("{end}{end}"),
-            Voice::Ollama => return None,
+            Format::Gemini => format!("{end}{end}"),
+            Format::Ollama => return None,
         };
         Some(words.into())
     }
 }
 
-impl Voice {
+impl Format {
     fn of_events(dialect: Dialect, path: &str) -> Self {
         match dialect {
             Dialect::Anthropic => Self::Anthropic,
@@ -170,7 +170,7 @@ mod tests {
     fn said(stream: &EventStream) -> Option<String> {
         let error =
             ErrorBody { status: 502, kind: ErrorKind::Unavailable, message: "it broke", request_id: "r1" };
-        let words = stream.last_words(&error)?;
+        let words = stream.error_event(&error)?;
         Some(String::from_utf8([words.event, words.end].concat()).unwrap())
     }
 
@@ -266,23 +266,23 @@ mod tests {
         assert_eq!(said(&stream), None);
         stream.passed(b"\n");
         assert_eq!(said(&stream).unwrap(), "{\"error\":\"it broke\"}\n");
-        assert_eq!(stream.sign_of_life(), None);
+        assert_eq!(stream.keepalive(), None);
     }
 
     #[test]
-    fn a_sign_of_life_is_one_that_the_sdks_of_its_path_pass_over() {
+    fn a_keepalive_is_one_that_the_sdks_of_its_path_pass_over() {
         let ping = "event: ping\ndata: {\"type\": \"ping\"}\n\n";
         for ((path, dialect), expected) in PATHS.into_iter().zip([": k\n", ": k\n", ping, "\n\n", ": k\n"]) {
             let mut stream = stream("text/event-stream", path, dialect);
-            assert_eq!(stream.sign_of_life().unwrap(), expected, "also before the first byte");
+            assert_eq!(stream.keepalive().unwrap(), expected, "also before the first byte");
             stream.passed(b"data: one");
-            assert_eq!(stream.sign_of_life(), None);
+            assert_eq!(stream.keepalive(), None);
             stream.passed(b"\n");
-            assert_eq!(stream.sign_of_life(), None);
+            assert_eq!(stream.keepalive(), None);
             stream.passed(b"\n");
-            assert_eq!(stream.sign_of_life().unwrap(), expected);
+            assert_eq!(stream.keepalive().unwrap(), expected);
             stream.passed(b"data: two\r\n\r\n");
-            assert_eq!(stream.sign_of_life().unwrap(), expected.replace('\n', "\r\n"));
+            assert_eq!(stream.keepalive().unwrap(), expected.replace('\n', "\r\n"));
         }
     }
 

@@ -121,9 +121,9 @@ impl Exchange {
 
     /// Notes where the request goes.
     pub fn routed(&mut self, route: &Route) {
-        self.route = Some(route.target.name.clone());
+        self.route = Some(route.upstream.name.clone());
         // The path without its prefix tells more than the one that was sent.
-        self.dialect = route.target.dialect.unwrap_or_else(|| Dialect::of_path(&route.path));
+        self.dialect = route.upstream.dialect.unwrap_or_else(|| Dialect::of_path(&route.path));
     }
 
     /// Notes that the limiter is not asked.
@@ -133,7 +133,7 @@ impl Exchange {
 
     /// Notes where the request can go, before it is known which way. Errors have the dialect that all ways agree on.
     pub fn could_go(&mut self, destination: &Destination) {
-        let mut dialects = destination.routes().map(|route| route.target.dialect);
+        let mut dialects = destination.routes().map(|route| route.upstream.dialect);
         let first = dialects.next().flatten();
         if let Some(first) = first.filter(|first| dialects.all(|dialect| dialect == Some(*first))) {
             self.dialect = first;

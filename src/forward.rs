@@ -19,7 +19,7 @@ use crate::{
     },
     keys::KeyStore,
     route::Route,
-    upstream::Target,
+    upstream::Upstream,
 };
 
 /// Makes the head for the upstream of `route` out of the client's, but for what depends on the endpoint that gets it.
@@ -32,7 +32,7 @@ pub fn outgoing(
     client: IpAddr,
     body_is_empty: bool,
 ) {
-    let rules = &route.target.header_rules;
+    let rules = &route.upstream.header_rules;
     let downstream = rules.tell_upstream().then(|| downstream(head, client));
     head.uri = outgoing_uri(&route.path, head.uri.query(), keys);
     head.version = Version::HTTP_11;
@@ -47,7 +47,7 @@ pub fn outgoing(
         headers.insert(header::CONTENT_LENGTH, HeaderValue::from_static("0"));
     }
     join_cookies(headers);
-    remove_credentials(headers, &route.target, keys);
+    remove_credentials(headers, &route.upstream, keys);
     headers.insert(X_REQUEST_ID, request_id.clone());
     // After what `Connection` names is gone, so that no client has any of it removed.
     if let Some(downstream) = downstream {
@@ -68,12 +68,12 @@ fn downstream(head: &Parts, client: IpAddr) -> Downstream {
 
 /// Makes the head of an upstream's answer the client's, but for what Tollgate itself says in it, which comes later and
 /// so is never hidden.
-pub fn incoming(headers: &mut HeaderMap, target: &Target) {
+pub fn incoming(headers: &mut HeaderMap, upstream: &Upstream) {
     remove_hop_by_hop(headers);
     remove_claims_of_upstream(headers);
-    target.header_rules.hide.remove_from(headers);
+    upstream.header_rules.hide.remove_from(headers);
     keep_streaming(headers);
-    if target.header_rules.via {
+    if upstream.header_rules.via {
         append_via(headers, Version::HTTP_11);
     }
 }
@@ -110,24 +110,24 @@ fn without_our_keys(query: &str, keys: &KeyStore) -> String {
 
 /// Takes the client's credentials out. Where the upstream has none configured, what is no key of ours passes: clients
 /// then bring their own upstream key beside ours.
-fn remove_credentials(headers: &mut HeaderMap, target: &Target, keys: &KeyStore) {
+fn remove_credentials(headers: &mut HeaderMap, upstream: &Upstream, keys: &KeyStore) {
     for slot in &CREDENTIAL_SLOTS {
         let is_ours =
             |value: &HeaderValue| value.to_str().is_ok_and(|value| auth::holds_our_key(keys, value));
-        if target.has_credential() || headers.get_all(slot).iter().any(is_ours) {
+        if upstream.has_credential() || headers.get_all(slot).iter().any(is_ours) {
             headers.remove(slot);
         }
     }
     if headers.contains_key(header::SEC_WEBSOCKET_PROTOCOL) {
-        remove_credential_subprotocols(headers, target, keys);
+        remove_credential_subprotocols(headers, upstream, keys);
     }
 }
 
 /// The other subprotocols stay in their order, in one field.
-fn remove_credential_subprotocols(headers: &mut HeaderMap, target: &Target, keys: &KeyStore) {
+fn remove_credential_subprotocols(headers: &mut HeaderMap, upstream: &Upstream, keys: &KeyStore) {
     let passes = |item: &&str| {
         auth::in_subprotocol(item)
-            .is_none_or(|key| !target.has_credential() && !auth::holds_our_key(keys, key))
+            .is_none_or(|key| !upstream.has_credential() && !auth::holds_our_key(keys, key))
     };
     let offered = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL).iter();
     let items = offered.filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(','));
@@ -149,24 +149,24 @@ mod tests {
     const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
     const OURS: &str = "sk-tg-alice-0123456789";
 
-    fn sent(target: Target, uri: &str, slots: &[(&'static str, &str)]) -> Parts {
+    fn sent(upstream: Upstream, uri: &str, slots: &[(&'static str, &str)]) -> Parts {
         let mut request = Request::post(uri).header("host", "localhost:8443").header("content-length", "007");
         for (name, value) in slots {
             request = request.header(*name, *value);
         }
         let mut head = request.body(()).unwrap().into_parts().0;
-        let route = Route::for_test(target, head.uri.path());
+        let route = Route::for_test(upstream, head.uri.path());
         outgoing(&mut head, &route, &KeyStore::default(), &HeaderValue::from_static("r1"), CLIENT, false);
         head
     }
 
     /// An upstream with a credential of its own, or without.
-    fn target(credential: Option<&'static str>) -> Target {
+    fn upstream(credential: Option<&'static str>) -> Upstream {
         let credential = credential.map(|value| Credential {
             header: header::HeaderName::from_static("x-api-key"),
             value: HeaderValue::from_static(value),
         });
-        Target::for_test("up", credential)
+        Upstream::for_test("up", credential)
     }
 
     #[test]
@@ -178,7 +178,7 @@ mod tests {
             "/v1/x?",
             "/v1/",
         ] {
-            assert_eq!(sent(target(None), uri, &[]).uri.to_string(), uri);
+            assert_eq!(sent(upstream(None), uri, &[]).uri.to_string(), uri);
         }
     }
 
@@ -188,20 +188,20 @@ mod tests {
         let slots =
             [("authorization", &*bearer), ("x-api-key", OURS), ("api-key", OURS), ("x-goog-api-key", OURS)];
         let uri = format!("/v1/x?a=1&key={OURS}&b=2");
-        let head = sent(target(Some("upstream-secret")), &uri, &slots);
+        let head = sent(upstream(Some("upstream-secret")), &uri, &slots);
         assert_eq!(head.uri.to_string(), "/v1/x?a=1&b=2");
         let shown = format!("{:?} {}", head.headers, head.uri);
         assert!(!shown.contains("sk-tg"), "{shown}");
-        let encoded = sent(target(None), &format!("/v1/x?key={}", OURS.replace('-', "%2d")), &[]);
+        let encoded = sent(upstream(None), &format!("/v1/x?key={}", OURS.replace('-', "%2d")), &[]);
         assert_eq!(encoded.uri.to_string(), "/v1/x");
         let azure = format!("/openai/realtime?api-version=1&api-key={OURS}&Authorization=Bearer%20{OURS}&x");
-        assert_eq!(sent(target(None), &azure, &[]).uri.to_string(), "/openai/realtime?api-version=1&x");
+        assert_eq!(sent(upstream(None), &azure, &[]).uri.to_string(), "/openai/realtime?api-version=1&x");
     }
 
     #[test]
     fn subprotocols_keep_their_order_and_lose_their_key() {
         let passed = |offered: &str, credential: Option<&'static str>| {
-            let head = sent(target(credential), "/v1/realtime", &[("sec-websocket-protocol", offered)]);
+            let head = sent(upstream(credential), "/v1/realtime", &[("sec-websocket-protocol", offered)]);
             let left = head.headers.get_all("sec-websocket-protocol").iter().collect::<Vec<_>>();
             left.iter().map(|value| value.to_str().unwrap().to_owned()).collect::<Vec<_>>()
         };
@@ -219,11 +219,11 @@ mod tests {
     #[test]
     fn a_clients_own_upstream_key_passes_only_where_none_is_configured() {
         let slots = [("authorization", "Bearer sk-their-own"), ("x-api-key", OURS)];
-        let passed = sent(target(None), "/v1/x?key=theirs", &slots);
+        let passed = sent(upstream(None), "/v1/x?key=theirs", &slots);
         assert_eq!(passed.headers.get("authorization").unwrap(), "Bearer sk-their-own");
         assert_eq!(passed.uri.query(), Some("key=theirs"));
         assert!(!passed.headers.contains_key("x-api-key"));
-        let replaced = sent(target(Some("ours")), "/v1/x", &slots);
+        let replaced = sent(upstream(Some("ours")), "/v1/x", &slots);
         assert!(!replaced.headers.contains_key("authorization"));
     }
 
@@ -244,7 +244,7 @@ mod tests {
             ("transfer-encoding", "chunked"),
             ("expect", "100-continue"),
         ];
-        let head = sent(target(None), "/v1/x", &slots);
+        let head = sent(upstream(None), "/v1/x", &slots);
         let mut left: Vec<_> =
             head.headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
         left.sort_unstable();

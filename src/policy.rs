@@ -14,7 +14,7 @@ use crate::{
     route::{RouteTable, Rule},
     tls::TlsError,
     uncounted::Uncounted,
-    upstream::{EndpointStates, Target},
+    upstream::{EndpointStates, Upstream},
 };
 
 /// What requests are judged by. A request loads it once, so that a change never splits one.
@@ -52,10 +52,10 @@ impl Policy {
             config.tiers.iter().map(|tier| Tier::new(tier.name.clone(), tier.limits.clone())).collect();
         let keys = config.keys.iter().map(|key| compile_key(key, &mut tiers)).collect();
         let mut routes = Vec::new();
-        let mut targets = vec![None; config.upstreams.len()];
-        for (index, upstream) in config.upstreams.iter().enumerate() {
-            let target = compile_target(&config.upstreams, index, &mut targets, endpoints)?;
-            let rules = upstream.paths.iter().map(|prefix| compile_rules(upstream, prefix, &target));
+        let mut upstreams = vec![None; config.upstreams.len()];
+        for (index, configured) in config.upstreams.iter().enumerate() {
+            let upstream = compile_upstream(&config.upstreams, index, &mut upstreams, endpoints)?;
+            let rules = configured.paths.iter().map(|prefix| compile_rules(configured, prefix, &upstream));
             routes.extend(rules.flatten());
         }
         let probes = Probes::beside(routes.iter().map(|rule: &Rule| &*rule.prefix));
@@ -82,35 +82,34 @@ impl Tier {
 }
 
 /// One rule for each host and model that the upstream takes under this prefix.
-fn compile_rules(upstream: &config::Upstream, prefix: &str, target: &Arc<Target>) -> Vec<Rule> {
+fn compile_rules(configured: &config::Upstream, prefix: &str, upstream: &Arc<Upstream>) -> Vec<Rule> {
     let rule = |(host, model): (Option<&Pattern>, Option<&Pattern>)| Rule {
         prefix: prefix.to_owned(),
-        strip: upstream.strip_prefix.as_deref().unwrap_or_default().into(),
+        strip: configured.strip_prefix.as_deref().unwrap_or_default().into(),
         host: host.cloned(),
         model: model.cloned(),
-        target: target.clone(),
-        sizes: upstream.body_sizes,
+        upstream: upstream.clone(),
+        sizes: configured.body_sizes,
     };
-    upstream.matches.each().map(rule).collect()
+    configured.matches.each().map(rule).collect()
 }
 
-/// The upstream's target, made after that of its fallback, which is shared by all that fall back on it. The configuration
-/// has no circles of them.
-fn compile_target(
-    upstreams: &[config::Upstream],
+/// The upstream, made after its fallback, which is shared by all that fall back on it. The configuration has no circles
+/// of them.
+fn compile_upstream(
+    configured: &[config::Upstream],
     index: usize,
-    made: &mut [Option<Arc<Target>>],
+    made: &mut [Option<Arc<Upstream>>],
     endpoints: &EndpointStates,
-) -> Result<Arc<Target>, TlsError> {
-    if let Some(target) = &made[index] {
-        return Ok(target.clone());
+) -> Result<Arc<Upstream>, TlsError> {
+    if let Some(upstream) = &made[index] {
+        return Ok(upstream.clone());
     }
-    let upstream = &upstreams[index];
-    let fallback =
-        upstream.fallback.map(|index| compile_target(upstreams, index, made, endpoints)).transpose()?;
-    let target = Arc::new(Target::new(upstream, fallback, endpoints)?);
-    made[index] = Some(target.clone());
-    Ok(target)
+    let fallback = configured[index].fallback;
+    let fallback = fallback.map(|index| compile_upstream(configured, index, made, endpoints)).transpose()?;
+    let upstream = Arc::new(Upstream::new(&configured[index], fallback, endpoints)?);
+    made[index] = Some(upstream.clone());
+    Ok(upstream)
 }
 
 /// A key with limits of its own gets a tier of its own, under the name of the one that it overrides.

@@ -37,7 +37,7 @@ use crate::{
     tunnel::Tunnel,
     upload::Upload,
     upload_session,
-    upstream::{AnswerBody, EndpointStates, Switched, Upstreams},
+    upstream::{AnswerBody, Connections, EndpointStates, Switched},
 };
 
 /// An early answer waits for so much of the body, so that its client reads it instead of a reset.
@@ -69,7 +69,7 @@ pub struct Proxy {
     /// This worker's limiter.
     pub limiter: Limiter,
     /// This worker's connections to upstreams.
-    pub upstreams: Upstreams,
+    pub connections: Connections,
 }
 
 /// What is known of the connection that a request came by.
@@ -197,10 +197,11 @@ impl Proxy {
         if protocol == Protocol::WebSocket {
             headers::switch_to_websocket(&mut head.headers);
         }
-        let (target, attempts) = (&route.target, &mut exchange.attempts);
-        let mut answer = self.upstreams.send(target, principal.uploads_to, head, upload, attempts).await?;
+        let (upstream, attempts) = (&route.upstream, &mut exchange.attempts);
+        let mut answer =
+            self.connections.send(upstream, principal.uploads_to, head, upload, attempts).await?;
         exchange.named_by_upstream(answer.headers());
-        forward::incoming(answer.headers_mut(), &route.target);
+        forward::incoming(answer.headers_mut(), &route.upstream);
         if let Some(connection) = answer.body_mut().take_switched() {
             return Ok(Handled::Switched(answer.map(drop), connection));
         }
@@ -208,7 +209,7 @@ impl Proxy {
             let mark = exchange.attempts.mark;
             lead_upload_back(answer.headers_mut(), &origin, (&route, mark), policy, &principal);
         }
-        Ok(Handled::Answered { answer, keepalive: route.target.keepalive })
+        Ok(Handled::Answered { answer, keepalive: route.upstream.keepalive })
     }
 
     fn head_bounds(&self) -> HeadBounds {
@@ -296,7 +297,7 @@ fn costs_nothing(policy: &Policy, destination: &Destination, method: &Method, bo
 
 /// A WebSocket may go where at least one of these routes takes it.
 fn check_protocol<'a>(protocol: Protocol, mut routes: impl Iterator<Item = &'a Route>) -> Result<(), Error> {
-    let may_go = protocol == Protocol::Http || routes.any(|route| route.target.websocket);
+    let may_go = protocol == Protocol::Http || routes.any(|route| route.upstream.websocket);
     if may_go { Ok(()) } else { Err(Error::WebSocketOff) }
 }
 

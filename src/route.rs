@@ -11,7 +11,7 @@ use crate::{
     media::{Media, SizeBounds},
     path,
     pattern::Pattern,
-    upstream::Target,
+    upstream::Upstream,
 };
 
 /// Why a request has no route.
@@ -40,7 +40,7 @@ pub struct Rule {
     /// Which model; nothing: any, or none.
     pub model: Option<Pattern>,
     /// The upstream.
-    pub target: Arc<Target>,
+    pub upstream: Arc<Upstream>,
     /// How large bodies may be that go there.
     pub sizes: SizeBounds,
 }
@@ -56,7 +56,7 @@ pub struct RouteTable {
 #[derive(Clone, Debug)]
 pub struct Route {
     /// The upstream.
-    pub target: Arc<Target>,
+    pub upstream: Arc<Upstream>,
     /// The path to ask it for, before its base path is put in front.
     pub path: String,
     /// What was taken off the client's path, if that is anything.
@@ -72,7 +72,7 @@ impl Route {
 
     /// The path and query by which clients ask for a URL of this upstream's; nothing for a URL of another origin.
     pub fn own(&self, url: &Uri) -> Option<String> {
-        let target = self.target.own(url)?;
+        let target = self.upstream.own(url)?;
         Some(match &self.stripped {
             Some(prefix) => format!("{prefix}{target}"),
             None => target,
@@ -81,9 +81,9 @@ impl Route {
 
     /// A route that takes bodies of any size.
     #[cfg(test)]
-    pub(crate) fn for_test(target: Target, path: &str) -> Self {
+    pub(crate) fn for_test(upstream: Upstream, path: &str) -> Self {
         let sizes = SizeBounds { text: crate::media::UNBOUNDED, file: crate::media::UNBOUNDED };
-        Self { target: Arc::new(target), path: path.to_owned(), stripped: None, sizes }
+        Self { upstream: Arc::new(upstream), path: path.to_owned(), stripped: None, sizes }
     }
 }
 
@@ -154,8 +154,12 @@ impl RouteTable {
         for rule in rules() {
             let Some(path) = rule.path(path, reading) else { continue };
             let stripped = Some(&rule.strip).filter(|prefix| !prefix.is_empty()).cloned();
-            let route =
-                Route { target: rule.target.clone(), path: path.into_owned(), stripped, sizes: rule.sizes };
+            let route = Route {
+                upstream: rule.upstream.clone(),
+                path: path.into_owned(),
+                stripped,
+                sizes: rule.sizes,
+            };
             match &rule.model {
                 Some(model) => by_model.push((model.clone(), route)),
                 None if by_model.is_empty() => return Ok(Destination::Settled(route)),
@@ -256,7 +260,7 @@ mod tests {
             strip: strip.into(),
             host: pattern("host"),
             model: pattern("model"),
-            target: Arc::new(Target::for_test(name, None)),
+            upstream: Arc::new(Upstream::for_test(name, None)),
             sizes: SizeBounds { text: 1, file: UNBOUNDED },
         }
     }
@@ -271,7 +275,7 @@ mod tests {
             Destination::Settled(route) => route,
             Destination::ByModel(choice) => choice.choose(model)?,
         };
-        Ok(format!("{} {}", route.target.name, route.path))
+        Ok(format!("{} {}", route.upstream.name, route.path))
     }
 
     fn hit(prefixes: &[&str], path: &str, prefix: &str, sent: &str) {

@@ -36,7 +36,7 @@ use crate::{
     reload::{self, ReloadError},
     server::{self, Admission, Phase, Server},
     tls::{self, Certificate, TlsError},
-    upstream::{EndpointStates, Upstreams},
+    upstream::{Connections, EndpointStates},
 };
 
 /// A certificate that ends within this is warned about.
@@ -112,7 +112,7 @@ pub fn run(
     let cooldowns = store.as_ref().map(Cooldowns::new);
     let check = store.as_ref().and_then(|store| check(&config.limiter.store, store));
     let servers = limiters.into_iter().map(|limiter| Server {
-        proxy: Arc::new(Proxy { shared: shared.clone(), limiter, upstreams: Upstreams::default() }),
+        proxy: Arc::new(Proxy { shared: shared.clone(), limiter, connections: Connections::default() }),
         tls: tls.clone(),
         admission: admission.clone(),
         cut: cut.clone(),

@@ -63,11 +63,11 @@ fn work(runtime: &Runtime, server: Server, sockets: Vec<std::net::TcpListener>) 
             Ok(listeners) => listeners,
             Err(error) => return tracing::error!(%error, "a worker can't listen"),
         };
-        let upstreams = server.proxy.upstreams.clone();
+        let connections = server.proxy.connections.clone();
         tokio::spawn(async move {
             loop {
                 tokio::time::sleep(SWEEP_INTERVAL).await;
-                upstreams.close_idle();
+                connections.close_idle();
             }
         });
         server.run(listeners).await;

@@ -22,7 +22,7 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use super::{
     LAST_WORDS, Phase, Server,
     admission::{Refusal, Slot},
-    delivery::{DeliveredBody, Delivery},
+    flush::{FlushedBody, Flushes},
     listener,
     pulse::{Expiry, GOODBYE, Protocol, Pulse},
     reading::{ReadBody, Reader, StreamExecutor},
@@ -45,7 +45,7 @@ const MORE_FIELDS: usize = 256;
 /// What is noted of a connection as it goes on.
 struct Watched {
     pulse: Arc<Pulse>,
-    delivery: Arc<Delivery>,
+    flushes: Arc<Flushes>,
 }
 
 /// What a connection is judged by.
@@ -81,7 +81,7 @@ impl Server {
                     Protocol::Http1
                 };
                 let watched =
-                    Watched { pulse: Arc::new(Pulse::new(protocol, bounds)), delivery: Arc::default() };
+                    Watched { pulse: Arc::new(Pulse::new(protocol, bounds)), flushes: Arc::default() };
                 self.speak_http(stream, client, watched).await;
             }
             Ok(Err(error)) => {
@@ -94,14 +94,14 @@ impl Server {
 
     /// The protocol was settled by ALPN, so nothing is sniffed and no silent client escapes the timers.
     async fn speak_http(self, stream: TlsStream<TcpStream>, client: IpAddr, watched: Watched) {
-        let io = TokioIo::new(WatchedStream::new(stream, watched.pulse.clone(), watched.delivery.clone()));
+        let io = TokioIo::new(WatchedStream::new(stream, watched.pulse.clone(), watched.flushes.clone()));
         let pulse = watched.pulse.clone();
         let (proxy, cut) = (self.proxy.clone(), self.cut.part());
         let (of_requests, switch) = (cut.clone(), Switch::default());
         let asked = switch.clone();
         let service = service_fn(move |mut request: Request<Incoming>| {
             let (proxy, begun, cut) = (proxy.clone(), watched.pulse.request_begun(), of_requests.clone());
-            let delivery = watched.delivery.clone();
+            let flushes = watched.flushes.clone();
             let upgrade = request.extensions_mut().remove::<OnUpgrade>().map(|upgrade| {
                 asked.asked();
                 (upgrade, asked.clone())
@@ -113,8 +113,8 @@ impl Server {
                 if let Some((upgrade, switch)) = upgrade {
                     switch.answered(upgrade, tunnel.map(|tunnel| Granted { tunnel, begun: begun.clone() }));
                 }
-                let delivered = |body| ReadBody::new(DeliveredBody::new(body, delivery), reader);
-                Ok::<_, Infallible>(answer.map(|body| begun.until_the_end_of(delivered(body))))
+                let watched = |body| ReadBody::new(FlushedBody::new(body, flushes), reader);
+                Ok::<_, Infallible>(answer.map(|body| begun.until_the_end_of(watched(body))))
             }
         });
         let bounds = &self.proxy.shared.bounds;

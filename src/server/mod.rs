@@ -2,7 +2,7 @@
 
 mod admission;
 mod connection;
-mod delivery;
+mod flush;
 mod listener;
 mod pulse;
 mod reading;

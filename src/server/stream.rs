@@ -20,7 +20,7 @@ use tokio::{
 };
 use tokio_rustls::server::TlsStream;
 
-use super::{delivery::Delivery, pulse::Pulse};
+use super::{flush::Flushes, pulse::Pulse};
 
 /// How often the kernel is asked whether a client is gone to whom nobody listens.
 const LOOK: Duration = Duration::from_millis(400);
@@ -31,7 +31,7 @@ const LINGER: (Duration, usize) = (Duration::from_secs(2), 32 * 1024 * 1024);
 pub(super) struct WatchedStream {
     stream: TlsStream<TcpStream>,
     pulse: Arc<Pulse>,
-    delivery: Arc<Delivery>,
+    flushes: Arc<Flushes>,
     /// Whether the last read brought something, and nobody has read on since.
     unread: bool,
     next_look: Option<Pin<Box<Sleep>>>,
@@ -46,8 +46,8 @@ struct Linger {
 }
 
 impl WatchedStream {
-    pub(super) fn new(stream: TlsStream<TcpStream>, pulse: Arc<Pulse>, delivery: Arc<Delivery>) -> Self {
-        Self { stream, pulse, delivery, unread: false, next_look: None, one_way: false, linger: None }
+    pub(super) fn new(stream: TlsStream<TcpStream>, pulse: Arc<Pulse>, flushes: Arc<Flushes>) -> Self {
+        Self { stream, pulse, flushes, unread: false, next_look: None, one_way: false, linger: None }
     }
 
     /// From here on each way ends for itself: a client that has closed its own is not gone, and what it sends after the
@@ -95,7 +95,7 @@ impl WatchedStream {
     }
 
     fn note<T>(&mut self, written: Poll<io::Result<T>>, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
-        self.delivery.wrote();
+        self.flushes.wrote();
         if written.is_pending() {
             self.look_for_the_end(cx)?;
         }
@@ -162,7 +162,7 @@ impl AsyncWrite for WatchedStream {
         self.look_for_the_end(cx)?;
         let flushed = Pin::new(&mut self.stream).poll_flush(cx);
         if matches!(flushed, Poll::Ready(Ok(()))) {
-            self.delivery.flushed();
+            self.flushes.flushed();
         }
         self.note_progress(flushed)
     }

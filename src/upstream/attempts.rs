@@ -7,9 +7,9 @@ use jiff::Timestamp;
 use tokio::time::Instant;
 
 use super::{
-    AnswerBody, Failed, SendError, Upstreams,
-    course::{Course, Step},
-    endpoint::Target,
+    AnswerBody, Connections, Failed, SendError,
+    endpoint::Upstream,
+    failover::{Attempt, Failover},
     retry_after,
 };
 use crate::{config::RetryOn, headers::CREDENTIAL_SLOTS, upload::Upload};
@@ -31,11 +31,11 @@ pub struct Attempts {
 }
 
 impl Attempts {
-    fn note(&mut self, step: &Step<'_>, route: &Target) {
+    fn note(&mut self, attempt: &Attempt<'_>, route: &Upstream) {
         self.count += 1;
-        self.endpoint = Some(step.endpoint.state.name().clone());
-        self.mark = step.endpoint.mark;
-        self.fallback = (!std::ptr::eq(step.upstream, route)).then(|| step.upstream.name.clone());
+        self.endpoint = Some(attempt.endpoint.state.name().clone());
+        self.mark = attempt.endpoint.mark;
+        self.fallback = (!std::ptr::eq(attempt.upstream, route)).then(|| attempt.upstream.name.clone());
     }
 }
 
@@ -130,20 +130,20 @@ struct Tried {
     kind: Option<RetryOn>,
 }
 
-impl Upstreams {
+impl Connections {
     /// Sends a request, whose head is ready but for where it goes, and waits for the head of the answer. Where that fails
     /// in a way that another attempt may mend, it is sent elsewhere. An answer that nothing betters is the answer.
     /// `only_at`: the mark of the one endpoint that can answer it, if there still is one.
     pub async fn send(
         &self,
-        target: &Target,
+        upstream: &Upstream,
         only_at: Option<u32>,
         head: Parts,
         upload: &Upload,
         attempts: &mut Attempts,
     ) -> Result<Response<AnswerBody>, SendError> {
-        let deadline = target.total_timeout.map(|total| Instant::now() + total);
-        let sending = self.send_until_answered(target, only_at, head, upload, attempts);
+        let deadline = upstream.total_timeout.map(|total| Instant::now() + total);
+        let sending = self.send_until_answered(upstream, only_at, head, upload, attempts);
         let answer = match deadline {
             None => sending.await,
             Some(deadline) => {
@@ -156,27 +156,27 @@ impl Upstreams {
 
     async fn send_until_answered(
         &self,
-        target: &Target,
+        upstream: &Upstream,
         only_at: Option<u32>,
         head: Parts,
         upload: &Upload,
         attempts: &mut Attempts,
     ) -> Result<Response<AnswerBody>, SendError> {
-        if let Some(retry) = &target.retry {
+        if let Some(retry) = &upstream.retry {
             upload.keep_at_most(retry.max_body);
         }
         // Its 429 is about the client's own key, and nothing that others should hear of.
         let is_private =
-            !target.has_credential() && CREDENTIAL_SLOTS.iter().any(|slot| head.headers.contains_key(slot));
-        let mut course = Course::new(target, head.headers.contains_key(UPGRADE), Instant::now());
-        let mut step = only_at.and_then(|mark| course.only(mark)).unwrap_or_else(|| course.first());
+            !upstream.has_credential() && CREDENTIAL_SLOTS.iter().any(|slot| head.headers.contains_key(slot));
+        let mut failover = Failover::new(upstream, head.headers.contains_key(UPGRADE), Instant::now());
+        let mut attempt = only_at.and_then(|mark| failover.only(mark)).unwrap_or_else(|| failover.first());
         let mut earlier = None;
-        while course.may_go_on() {
-            attempts.note(&step, target);
-            let id = step.endpoint.id;
-            let tried = self.attempt(step, head.clone(), upload, (is_private, false)).await;
-            let next = if course.goes_on_after(tried.kind) && upload.is_replayable() {
-                course.next(id)
+        while failover.may_go_on() {
+            attempts.note(&attempt, upstream);
+            let id = attempt.endpoint.id;
+            let tried = self.make(attempt, head.clone(), upload, (is_private, false)).await;
+            let next = if failover.goes_on_after(tried.kind) && upload.is_replayable() {
+                failover.next(id)
             } else {
                 None
             };
@@ -186,25 +186,25 @@ impl Upstreams {
             if next.again {
                 tokio::time::sleep(PAUSE).await;
             }
-            step = next;
+            attempt = next;
         }
-        attempts.note(&step, target);
-        or_earlier(self.attempt(step, head, upload, (is_private, true)).await.result, earlier)
+        attempts.note(&attempt, upstream);
+        or_earlier(self.make(attempt, head, upload, (is_private, true)).await.result, earlier)
     }
 
-    async fn attempt(
+    async fn make(
         &self,
-        step: Step<'_>,
+        attempt: Attempt<'_>,
         head: Parts,
         upload: &Upload,
         (is_private, is_last): (bool, bool),
     ) -> Tried {
-        let sent = self.send_to(step.endpoint, head, upload, is_last).await;
+        let sent = self.send_to(attempt.endpoint, head, upload, is_last).await;
         let outcome = Outcome::of(&sent);
         let is_pause = |_: &&Response<AnswerBody>| outcome == Outcome::TooManyRequests && !is_private;
         let refused = sent.as_ref().ok().filter(is_pause);
         let pause = refused.and_then(|answer| retry_after::pause(answer.headers(), Timestamp::now()));
-        let in_flight = step.sending.settle(outcome, pause);
+        let in_flight = attempt.sending.settle(outcome, pause);
         match sent {
             Ok(mut answer) => {
                 answer.body_mut().count_as(in_flight);

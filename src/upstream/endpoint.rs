@@ -34,7 +34,7 @@ const READ_BY_ALL_CLIENTS: usize = 15 * 1024;
 
 /// One upstream, as routes name it.
 #[derive(Clone, Debug)]
-pub struct Target {
+pub struct Upstream {
     /// The name in logs and metrics.
     pub name: Arc<str>,
     /// The dialect, where it does not depend on the path.
@@ -86,35 +86,35 @@ pub(super) struct Endpoint {
     pub(super) origin: Origin,
 }
 
-impl Target {
-    /// The target of a configured upstream. Reads the certificates that it is trusted by.
+impl Upstream {
+    /// A configured upstream. Reads the certificates that it is trusted by.
     pub fn new(
-        upstream: &config::Upstream,
+        configured: &config::Upstream,
         fallback: Option<Arc<Self>>,
         states: &EndpointStates,
     ) -> Result<Self, TlsError> {
-        let has_others = upstream.endpoints.len() > 1 || fallback.is_some() || upstream.stands_in;
+        let has_others = configured.endpoints.len() > 1 || fallback.is_some() || configured.stands_in;
         let timeouts = Timeouts {
-            first_byte: upstream.first_byte_timeout,
-            idle: upstream.idle_timeout,
-            websocket_idle: upstream.websocket_idle_timeout,
+            first_byte: configured.first_byte_timeout,
+            idle: configured.idle_timeout,
+            websocket_idle: configured.websocket_idle_timeout,
         };
         let endpoint = |endpoint: &config::Endpoint| {
-            let state = states.of(&upstream.name, endpoint, has_others);
-            Endpoint::new(endpoint, &upstream.connection, timeouts, state).map_err(|source| {
-                TlsError::Upstream { name: upstream.name.clone(), source: Box::new(source) }
+            let state = states.of(&configured.name, endpoint, has_others);
+            Endpoint::new(endpoint, &configured.connection, timeouts, state).map_err(|source| {
+                TlsError::Upstream { name: configured.name.clone(), source: Box::new(source) }
             })
         };
         Ok(Self {
-            name: upstream.name.clone(),
-            dialect: upstream.dialect,
-            header_rules: upstream.header_rules.clone(),
-            keepalive: upstream.keepalive,
-            websocket: upstream.websocket,
-            endpoints: upstream.endpoints.iter().map(endpoint).collect::<Result<_, _>>()?,
-            retry: upstream.retry.clone(),
+            name: configured.name.clone(),
+            dialect: configured.dialect,
+            header_rules: configured.header_rules.clone(),
+            keepalive: configured.keepalive,
+            websocket: configured.websocket,
+            endpoints: configured.endpoints.iter().map(endpoint).collect::<Result<_, _>>()?,
+            retry: configured.retry.clone(),
             fallback,
-            total_timeout: upstream.total_timeout,
+            total_timeout: configured.total_timeout,
         })
     }
 
@@ -135,7 +135,7 @@ impl Target {
         self.endpoints.iter().find_map(|endpoint| endpoint.own(url)).or_else(of_fallback)
     }
 
-    /// A target that nobody connects to.
+    /// An upstream that nobody connects to.
     #[cfg(test)]
     pub(crate) fn for_test(name: &str, credential: Option<Credential>) -> Self {
         let upstream =
@@ -143,7 +143,7 @@ impl Target {
         Self::new(&upstream, None, &for_test::states()).expect("plain HTTP needs no certificates")
     }
 
-    /// A target of several endpoints that nobody connects to.
+    /// An upstream of several endpoints that nobody connects to.
     #[cfg(test)]
     pub(super) fn of_many_for_test(endpoints: usize, fallback: Option<Arc<Self>>) -> Self {
         let endpoint = |n: usize| config::Endpoint {
@@ -300,9 +300,9 @@ mod tests {
             value: HeaderValue::from_static("theirs"),
         };
         let upstream = for_test::upstream("up", vec![for_test::endpoint(url, Some(credential))]);
-        let target = Target::new(&upstream, None, &for_test::states()).unwrap();
+        let upstream = Upstream::new(&upstream, None, &for_test::states()).unwrap();
         let mut head = Request::get(uri).header("host", "localhost:8443").body(()).unwrap().into_parts().0;
-        target.endpoints[0].address(&mut head);
+        upstream.endpoints[0].address(&mut head);
         head
     }
 
@@ -328,7 +328,7 @@ mod tests {
     fn urls_of_its_own_origin_are_known_without_their_base_path() {
         let own = |base: &'static str, url: &'static str| {
             let upstream = for_test::upstream("up", vec![for_test::endpoint(base, None)]);
-            Target::new(&upstream, None, &for_test::states()).unwrap().own(&Uri::from_static(url))
+            Upstream::new(&upstream, None, &for_test::states()).unwrap().own(&Uri::from_static(url))
         };
         for (base, url, expected) in [
             ("http://up", "http://up/upload/x?upload_id=1", Some("/upload/x?upload_id=1")),

@@ -7,9 +7,9 @@ mod answer;
 mod attempts;
 mod balance;
 mod connect;
-mod course;
 mod dial;
 mod endpoint;
+mod failover;
 mod health;
 mod http2;
 mod pool;
@@ -29,7 +29,7 @@ pub use self::{
     answer::{AnswerBody, AnswerError, Switched},
     attempts::Attempts,
     connect::ConnectError,
-    endpoint::Target,
+    endpoint::Upstream,
     proxy::ProxyError,
     state::EndpointStates,
 };
@@ -92,11 +92,11 @@ struct Failed {
 
 /// The connections of one worker to all upstreams.
 #[derive(Clone, Debug, Default)]
-pub struct Upstreams {
+pub struct Connections {
     pool: Arc<Pool>,
 }
 
-impl Upstreams {
+impl Connections {
     /// Sends a request to an endpoint and waits for the head of the answer.
     ///
     /// A pooled connection may have been closed by the other side in the moment of its use, and a shared one may be told

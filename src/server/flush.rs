@@ -1,4 +1,4 @@
-//! What of an answer has left, so that an answer that breaks off takes nothing back.
+//! What of an answer has been flushed, so that an answer that breaks off takes nothing back.
 //!
 //! hyper ends a connection or a stream as soon as a body fails, with the pieces that it still holds. So a failure is
 //! kept until all that was handed over before it is with the kernel.
@@ -20,7 +20,7 @@ use http_body::{Body, Frame, SizeHint};
 
 /// What one connection has written.
 #[derive(Debug, Default)]
-pub(super) struct Delivery {
+pub(super) struct Flushes {
     /// How often everything that was written has left.
     flushes: AtomicU64,
     /// Whether something was written since.
@@ -29,7 +29,7 @@ pub(super) struct Delivery {
     waiting: Mutex<Vec<Waker>>,
 }
 
-impl Delivery {
+impl Flushes {
     /// The connection writes.
     pub(super) fn wrote(&self) {
         self.behind.store(true, Relaxed);
@@ -45,13 +45,13 @@ impl Delivery {
         }
     }
 
-    fn flushes(&self) -> u64 {
+    fn count(&self) -> u64 {
         self.flushes.load(Relaxed)
     }
 
     /// Ends when all has left that was written since there had been so many flushes, and all that was written with it.
     fn poll_flushed_since(&self, flushes: u64, cx: &Context<'_>) -> Poll<()> {
-        if self.flushes() > flushes && !self.behind.load(Relaxed) {
+        if self.count() > flushes && !self.behind.load(Relaxed) {
             return Poll::Ready(());
         }
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push(cx.waker().clone());
@@ -62,9 +62,9 @@ impl Delivery {
 
 /// A body whose failure comes after its pieces have left.
 #[derive(Debug)]
-pub(super) struct DeliveredBody<B: Body> {
+pub(super) struct FlushedBody<B: Body> {
     body: B,
-    delivery: Arc<Delivery>,
+    flushes: Arc<Flushes>,
     last_piece: LastPiece,
     failure: Option<B::Error>,
 }
@@ -78,13 +78,13 @@ enum LastPiece {
     Written(u64),
 }
 
-impl<B: Body> DeliveredBody<B> {
-    pub(super) fn new(body: B, delivery: Arc<Delivery>) -> Self {
-        Self { body, delivery, last_piece: LastPiece::HandedOver, failure: None }
+impl<B: Body> FlushedBody<B> {
+    pub(super) fn new(body: B, flushes: Arc<Flushes>) -> Self {
+        Self { body, flushes, last_piece: LastPiece::HandedOver, failure: None }
     }
 }
 
-impl<B: Body<Data = Bytes, Error: Unpin> + Unpin> Body for DeliveredBody<B> {
+impl<B: Body<Data = Bytes, Error: Unpin> + Unpin> Body for FlushedBody<B> {
     type Data = Bytes;
     type Error = B::Error;
 
@@ -94,7 +94,7 @@ impl<B: Body<Data = Bytes, Error: Unpin> + Unpin> Body for DeliveredBody<B> {
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         let this = &mut *self;
         if matches!(this.last_piece, LastPiece::HandedOver) {
-            this.last_piece = LastPiece::Written(this.delivery.flushes());
+            this.last_piece = LastPiece::Written(this.flushes.count());
         }
         if this.failure.is_none() {
             match ready!(Pin::new(&mut this.body).poll_frame(cx)) {
@@ -106,7 +106,7 @@ impl<B: Body<Data = Bytes, Error: Unpin> + Unpin> Body for DeliveredBody<B> {
             }
         }
         if let LastPiece::Written(flushes) = this.last_piece {
-            ready!(this.delivery.poll_flushed_since(flushes, cx));
+            ready!(this.flushes.poll_flushed_since(flushes, cx));
         }
         Poll::Ready(this.failure.take().map(Err))
     }
@@ -126,16 +126,16 @@ mod tests {
 
     #[test]
     fn what_was_written_has_left_when_nothing_of_it_is_behind() {
-        let delivery = Delivery::default();
+        let flushes = Flushes::default();
         let cx = Context::from_waker(Waker::noop());
-        let has_left = |since| delivery.poll_flushed_since(since, &cx).is_ready();
+        let has_left = |since| flushes.poll_flushed_since(since, &cx).is_ready();
         assert!(!has_left(0), "nothing has left yet");
-        delivery.wrote();
-        delivery.flushed();
+        flushes.wrote();
+        flushes.flushed();
         assert!(has_left(0) && !has_left(1));
-        delivery.wrote();
+        flushes.wrote();
         assert!(!has_left(0), "a part of it may be what was written now");
-        delivery.flushed();
+        flushes.flushed();
         assert!(has_left(0) && has_left(1));
     }
 }

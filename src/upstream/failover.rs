@@ -1,4 +1,4 @@
-//! The way of one request from endpoint to endpoint: which is next, and whether there is a next.
+//! Failover: the way of one request from endpoint to endpoint, which is next, and whether there is a next.
 //!
 //! That an endpoint is out is a guess of ours, and a request never fails by a guess: where nothing better is left, the
 //! one that is back first is tried.
@@ -9,15 +9,15 @@ use tokio::time::Instant;
 
 use super::{
     balance::{self, Load},
-    endpoint::{Endpoint, Target},
+    endpoint::{Endpoint, Upstream},
     health::Standing,
     state::Sending,
 };
 use crate::config::RetryOn;
 
 /// An attempt that is to be made.
-pub(super) struct Step<'a> {
-    pub(super) upstream: &'a Target,
+pub(super) struct Attempt<'a> {
+    pub(super) upstream: &'a Upstream,
     pub(super) endpoint: &'a Endpoint,
     pub(super) sending: Sending<'a>,
     /// The endpoint has had this request before.
@@ -25,10 +25,10 @@ pub(super) struct Step<'a> {
 }
 
 /// The way of one request from endpoint to endpoint.
-pub(super) struct Course<'a> {
+pub(super) struct Failover<'a> {
     began: Instant,
     /// Where the latest attempt was made, and how many were made there.
-    upstream: &'a Target,
+    upstream: &'a Upstream,
     made: u32,
     /// The ids of endpoints that have failed.
     failed: Vec<u64>,
@@ -38,24 +38,24 @@ pub(super) struct Course<'a> {
     websocket: bool,
 }
 
-impl<'a> Course<'a> {
-    pub(super) fn new(upstream: &'a Target, websocket: bool, began: Instant) -> Self {
+impl<'a> Failover<'a> {
+    pub(super) fn new(upstream: &'a Upstream, websocket: bool, began: Instant) -> Self {
         Self { began, upstream, made: 0, failed: Vec::new(), settled: false, websocket }
     }
 
-    pub(super) fn first(&mut self) -> Step<'a> {
-        self.step(self.began)
+    pub(super) fn first(&mut self) -> Attempt<'a> {
+        self.pick(self.began)
             .expect("an upstream has an endpoint, and before the first attempt each may be taken")
     }
 
     /// The first and only attempt, at the endpoint with this mark, however it fares; nothing, if it is there no more.
-    pub(super) fn only(&mut self, mark: u32) -> Option<Step<'a>> {
+    pub(super) fn only(&mut self, mark: u32) -> Option<Attempt<'a>> {
         let mut all =
             self.left().flat_map(|upstream| upstream.endpoints.iter().map(move |one| (upstream, one)));
         let (upstream, endpoint) = all.find(|(_, endpoint)| endpoint.mark == mark)?;
         self.settled = true;
         let sending = endpoint.state.send(self.began, true)?;
-        Some(Step { upstream, endpoint, sending, again: false })
+        Some(Attempt { upstream, endpoint, sending, again: false })
     }
 
     /// Whether the latest attempt may have a successor.
@@ -76,37 +76,37 @@ impl<'a> Course<'a> {
     }
 
     /// The attempt after one at the endpoint with this id.
-    pub(super) fn next(&mut self, failed: u64) -> Option<Step<'a>> {
+    pub(super) fn next(&mut self, failed: u64) -> Option<Attempt<'a>> {
         self.failed.push(failed);
-        self.step(Instant::now())
+        self.pick(Instant::now())
     }
 
-    fn step(&mut self, now: Instant) -> Option<Step<'a>> {
-        let step = self.best(now).or_else(|| self.first_to_be_back(now))?;
-        if !std::ptr::eq(step.upstream, self.upstream) {
-            (self.upstream, self.made) = (step.upstream, 0);
+    fn pick(&mut self, now: Instant) -> Option<Attempt<'a>> {
+        let attempt = self.best(now).or_else(|| self.first_to_be_back(now))?;
+        if !std::ptr::eq(attempt.upstream, self.upstream) {
+            (self.upstream, self.made) = (attempt.upstream, 0);
         }
         self.made += 1;
-        Some(step)
+        Some(attempt)
     }
 
     /// The upstreams that are left, with attempts to make.
-    fn left(&self) -> impl Iterator<Item = &'a Target> + use<'a> {
+    fn left(&self) -> impl Iterator<Item = &'a Upstream> + use<'a> {
         let (present, made, websocket) = (self.upstream, self.made, self.websocket);
         let chain = iter::successors(Some(present), |upstream| upstream.fallback.as_deref());
         let has_attempts =
-            move |upstream: &Target| !std::ptr::eq(upstream, present) || made < upstream.attempts();
+            move |upstream: &Upstream| !std::ptr::eq(upstream, present) || made < upstream.attempts();
         chain.filter(move |upstream| has_attempts(upstream) && (upstream.websocket || !websocket))
     }
 
     /// An endpoint that takes requests: of the upstreams in their order, those first that have not had this one.
-    fn best(&self, now: Instant) -> Option<Step<'a>> {
+    fn best(&self, now: Instant) -> Option<Attempt<'a>> {
         self.left().find_map(|upstream| {
             self.choose(upstream, false, now).or_else(|| self.choose(upstream, true, now))
         })
     }
 
-    fn choose(&self, upstream: &'a Target, again: bool, now: Instant) -> Option<Step<'a>> {
+    fn choose(&self, upstream: &'a Upstream, again: bool, now: Instant) -> Option<Attempt<'a>> {
         let takes = |endpoint: &Endpoint| {
             self.failed.contains(&endpoint.id) == again
                 && !matches!(endpoint.state.standing(now), Standing::Out(_))
@@ -125,12 +125,12 @@ impl<'a> Course<'a> {
             };
             let endpoint = &upstream.endpoints[index?];
             let sending = endpoint.state.send(now, false)?;
-            Some(Step { upstream, endpoint, sending, again })
+            Some(Attempt { upstream, endpoint, sending, again })
         })
     }
 
     /// Of the endpoints that have not had this request, the one whose time is over first.
-    fn first_to_be_back(&self, now: Instant) -> Option<Step<'a>> {
+    fn first_to_be_back(&self, now: Instant) -> Option<Attempt<'a>> {
         let until = |endpoint: &Endpoint| match endpoint.state.standing(now) {
             Standing::Available | Standing::Due => now,
             Standing::Out(until) => until,
@@ -139,7 +139,7 @@ impl<'a> Course<'a> {
         let fresh = all.filter(|(_, endpoint)| !self.failed.contains(&endpoint.id));
         let (upstream, endpoint) = fresh.min_by_key(|(_, endpoint)| until(endpoint))?;
         let sending = endpoint.state.send(now, true)?;
-        Some(Step { upstream, endpoint, sending, again: false })
+        Some(Attempt { upstream, endpoint, sending, again: false })
     }
 }
 
@@ -151,69 +151,69 @@ mod tests {
     use crate::{config::Retry, upstream::attempts::Outcome};
 
     /// An upstream with as many endpoints, and what stands in for it.
-    fn upstream(endpoints: usize, fallback: Option<Target>) -> Target {
-        Target::of_many_for_test(endpoints, fallback.map(Arc::new))
+    fn upstream(endpoints: usize, fallback: Option<Upstream>) -> Upstream {
+        Upstream::of_many_for_test(endpoints, fallback.map(Arc::new))
     }
 
-    /// Fails the step in the worst way, and takes the next.
-    fn next<'a>(course: &mut Course<'a>, step: Step<'a>) -> Option<Step<'a>> {
-        let id = step.endpoint.id;
-        drop(step.sending.settle(Outcome::Connect, None));
-        course.next(id)
+    /// Fails the attempt in the worst way, and takes the next.
+    fn next<'a>(failover: &mut Failover<'a>, attempt: Attempt<'a>) -> Option<Attempt<'a>> {
+        let id = attempt.endpoint.id;
+        drop(attempt.sending.settle(Outcome::Connect, None));
+        failover.next(id)
     }
 
     #[test]
     fn each_endpoint_has_its_turn_and_then_the_fallback() {
-        let target = upstream(2, Some(upstream(1, None)));
-        let mut course = Course::new(&target, false, Instant::now());
-        let first = course.first();
+        let upstream = upstream(2, Some(upstream(1, None)));
+        let mut failover = Failover::new(&upstream, false, Instant::now());
+        let first = failover.first();
         let first_id = first.endpoint.id;
-        let second = next(&mut course, first).unwrap();
+        let second = next(&mut failover, first).unwrap();
         assert_ne!(second.endpoint.id, first_id);
-        assert!(std::ptr::eq(second.upstream, &raw const target));
-        assert!(course.may_go_on());
-        let third = next(&mut course, second).unwrap();
-        assert!(std::ptr::eq(third.upstream, target.fallback.as_deref().unwrap()));
-        assert!(next(&mut course, third).is_none());
+        assert!(std::ptr::eq(second.upstream, &raw const upstream));
+        assert!(failover.may_go_on());
+        let third = next(&mut failover, second).unwrap();
+        assert!(std::ptr::eq(third.upstream, upstream.fallback.as_deref().unwrap()));
+        assert!(next(&mut failover, third).is_none());
     }
 
     #[test]
     fn what_is_out_is_passed_over_until_nothing_else_is_left() {
-        let target = upstream(2, Some(upstream(1, None)));
-        let [one, two] = &target.endpoints[..] else { panic!("two endpoints") };
+        let upstream = upstream(2, Some(upstream(1, None)));
+        let [one, two] = &upstream.endpoints[..] else { panic!("two endpoints") };
         let now = Instant::now();
         let fail = |endpoint: &Endpoint| {
             drop(endpoint.state.send(now, true).unwrap().settle(Outcome::Connect, None));
         };
         fail(one);
         for _ in 0..20 {
-            assert_eq!(Course::new(&target, false, now).first().endpoint.id, two.id);
+            assert_eq!(Failover::new(&upstream, false, now).first().endpoint.id, two.id);
         }
         fail(two);
-        let fallback = target.fallback.as_deref().unwrap();
-        assert!(std::ptr::eq(Course::new(&target, false, now).first().upstream, fallback));
+        let fallback = upstream.fallback.as_deref().unwrap();
+        assert!(std::ptr::eq(Failover::new(&upstream, false, now).first().upstream, fallback));
         fail(&fallback.endpoints[0]);
-        assert_eq!(Course::new(&target, false, now).first().endpoint.id, one.id, "it is back first");
+        assert_eq!(Failover::new(&upstream, false, now).first().endpoint.id, one.id, "it is back first");
     }
 
     #[test]
     fn an_endpoint_gets_a_request_again_only_where_there_is_no_fresh_one() {
-        let target = Target { retry: Some(Retry::default()), ..upstream(1, None) };
-        let mut course = Course::new(&target, false, Instant::now());
-        let first = course.first();
+        let upstream = Upstream { retry: Some(Retry::default()), ..upstream(1, None) };
+        let mut failover = Failover::new(&upstream, false, Instant::now());
+        let first = failover.first();
         let id = first.endpoint.id;
         drop(first.sending.settle(Outcome::ServerError, None));
-        let second = course.next(id).unwrap();
+        let second = failover.next(id).unwrap();
         assert!(second.again && second.endpoint.id == id);
-        assert!(!course.may_go_on());
+        assert!(!failover.may_go_on());
     }
 
     #[test]
     fn the_less_busy_endpoint_is_taken() {
-        let target = upstream(2, None);
+        let upstream = upstream(2, None);
         let now = Instant::now();
-        let held: Vec<_> = (0..40).map(|_| Course::new(&target, false, now).first()).collect();
-        let first = held.iter().filter(|step| step.endpoint.id == target.endpoints[0].id).count();
+        let held: Vec<_> = (0..40).map(|_| Failover::new(&upstream, false, now).first()).collect();
+        let first = held.iter().filter(|attempt| attempt.endpoint.id == upstream.endpoints[0].id).count();
         assert_eq!(first, 20, "they take turns while nothing ends");
     }
 }
