@@ -14,7 +14,7 @@ use crate::{
     error::{PANICKED, broken_answer},
     headers::{REQUEST_ID, X_REQUEST_ID},
     limit::{Outcome, Ruling, Status, Verdict, fault::FaultKind},
-    metrics::{Counted, Metrics, Name, RequestLabels},
+    metrics::{Metrics, Name, RequestLabels},
     policy::Tier,
     route::{Destination, Route},
     upstream::{AnswerError, Attempts},
@@ -63,7 +63,6 @@ pub struct Exchange {
     ended: bool,
     cut: Cut,
     metrics: Arc<Metrics>,
-    in_flight: Option<Counted>,
 }
 
 /// How a tunnel ended.
@@ -84,6 +83,7 @@ pub enum Closing {
 impl Exchange {
     /// The record of a request that has just begun, without its query, which may hold secrets.
     pub fn begin(metrics: Arc<Metrics>, client: IpAddr, cut: Cut, request: &Parts) -> Self {
+        metrics.in_flight.inc();
         let path = request.uri.path();
         Self {
             request_id: request_id(&request.headers),
@@ -108,7 +108,6 @@ impl Exchange {
             received_bytes: None,
             ended: false,
             cut,
-            in_flight: Some(Counted::new(&metrics.in_flight)),
             metrics,
         }
     }
@@ -141,7 +140,7 @@ impl Exchange {
     }
 
     /// Notes the limiter's word on a caller of this tier, and how long it took.
-    pub fn ruled(&mut self, tier: &Tier, ruling: &Ruling, took: Duration) {
+    pub fn ruled(&mut self, tier: &Tier, ruling: Ruling, took: Duration) {
         self.metrics.limiter_took(took);
         if let Some((fault, policy)) = ruling.fallback() {
             self.metrics.limiter_fell_back(fault.label(), policy);
@@ -155,8 +154,8 @@ impl Exchange {
             Outcome::Uncounted => "uncounted",
             Outcome::Unavailable => "unavailable",
         };
-        if let Outcome::Decided(decision) = &ruling.outcome {
-            self.statuses.clone_from(&decision.statuses);
+        if let Outcome::Decided(decision) = ruling.outcome {
+            self.statuses = decision.statuses;
             if decision.verdict == Verdict::Admit {
                 self.warn_of_limits(tier);
             }
@@ -232,22 +231,23 @@ impl Exchange {
 
     fn end(&mut self, ending: &'static str) {
         self.ended = true;
+        let key = self.principal.as_ref().filter(|_| self.metrics.key_labels);
         let labels = RequestLabels {
-            route: Name(self.route.clone()),
-            tier: Name(self.tier.clone()),
-            key: Name(self.principal.as_ref().map(|principal| principal.key.name())),
+            route: Name(self.route.take()),
+            tier: Name(self.tier.take()),
+            key: Name(key.map(|principal| principal.key.name())),
             outcome: self.outcome,
             status: self.status.map_or(0, |status| status.as_u16()),
         };
         // Whoever sees the line finds the metrics changed.
-        self.metrics.request_ended(labels);
-        self.in_flight = None;
+        self.metrics.request_ended(&labels);
+        self.metrics.in_flight.dec();
         if self.outcome == PROBE {
             // They come every few seconds, and nobody wants to know.
             let (method, path) = (&self.method, &self.path);
             tracing::debug!(target: "tollgate::access", client = %self.client, %method, path, "probe");
         } else {
-            self.log(ending);
+            self.log(&labels, ending);
         }
     }
 
@@ -270,7 +270,7 @@ impl Exchange {
         self.principal.as_ref().map(|principal| principal.key.as_str())
     }
 
-    fn log(&self, ending: &'static str) {
+    fn log(&self, labels: &RequestLabels, ending: &'static str) {
         let millis = |time: Duration| time.as_micros() as f64 / 1000.0;
         let remaining = self.statuses.iter().map(|status| status.remaining).min();
         tracing::info!(
@@ -278,8 +278,8 @@ impl Exchange {
             request_id = self.request_id.to_str().unwrap_or_default(),
             client = %self.client,
             key = self.key(),
-            tier = self.tier.as_deref(),
-            route = self.route.as_deref(),
+            tier = labels.tier.0.as_deref(),
+            route = labels.route.0.as_deref(),
             fallback = self.attempts.fallback.as_deref(),
             endpoint = self.attempts.endpoint.as_deref(),
             attempts = self.attempts.count,
@@ -323,7 +323,7 @@ pub fn refused_unread(metrics: &Metrics, client: IpAddr, status: StatusCode, rea
     const MALFORMED: &str = "malformed";
     let (nobody, nowhere) = (Name::default(), Name::default());
     let status = status.as_u16();
-    metrics.request_ended(RequestLabels {
+    metrics.request_ended(&RequestLabels {
         route: nowhere,
         tier: nobody.clone(),
         key: nobody,

@@ -12,7 +12,8 @@ use prometheus_client::{
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
-    key_labels: bool,
+    /// Whether keys are named in [`RequestLabels`].
+    pub key_labels: bool,
     requests: Family<RequestLabels, Counter>,
     first_byte: Family<RouteLabels, Histogram>,
     limiter_seconds: Histogram,
@@ -269,9 +270,8 @@ impl Metrics {
     }
 
     /// Counts a request that has ended.
-    pub fn request_ended(&self, labels: RequestLabels) {
-        let key = if self.key_labels { labels.key } else { Name::default() };
-        self.requests.get_or_create(&RequestLabels { key, ..labels }).inc();
+    pub fn request_ended(&self, labels: &RequestLabels) {
+        self.requests.get_or_create(labels).inc();
     }
 
     /// Counts a request that is the first try of a call (0) or one of its retries.

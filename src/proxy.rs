@@ -225,8 +225,7 @@ impl Proxy {
     async fn admit(&self, exchange: &mut Exchange, key: &KeyId, tier: &Tier) -> Result<(), Error> {
         let asked = Instant::now();
         let ruling = self.limiter.rule(key, &tier.limits).await;
-        exchange.ruled(tier, &ruling, asked.elapsed());
-        match ruling.outcome {
+        let admitted = match &ruling.outcome {
             Outcome::Uncounted => Ok(()),
             Outcome::Unavailable => Err(Error::StoreUnavailable),
             Outcome::Decided(decision) => match decision.verdict {
@@ -235,7 +234,9 @@ impl Proxy {
                     Err(Error::Refused { limit: tier.limits[by], by, retry_after })
                 }
             },
-        }
+        };
+        exchange.ruled(tier, ruling, asked.elapsed());
+        admitted
     }
 
     /// The route that the model in the body leads to. As much of the body is read as it takes to find that.

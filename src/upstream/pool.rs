@@ -79,6 +79,10 @@ impl Idle {
 impl Kept {
     fn close_idle(&mut self, now: Instant) {
         self.idle.retain(|idle| idle.is_usable(now));
+        self.close_idle_shared(now);
+    }
+
+    fn close_idle_shared(&mut self, now: Instant) {
         self.shared.retain(|(shared, most_idle)| shared.is_alive(*most_idle, now));
     }
 
@@ -87,11 +91,21 @@ impl Kept {
         Some(Connection { heard: stream.connection().heard.clone(), sender: Sender::Http2(stream) })
     }
 
-    /// One that still uploads the end of its last request is not ready.
-    fn take_idle(&mut self) -> Option<Connection> {
-        let ready = self.idle.iter().rposition(|idle| idle.sender.is_ready())?;
-        let Idle { sender, heard, .. } = self.idle.remove(ready);
-        Some(Connection { sender: Sender::Http1(sender), heard })
+    /// One that still uploads the end of its last request is not ready. Those that were used longer ago than the one that
+    /// is taken are left to the sweep.
+    fn take_idle(&mut self, now: Instant) -> Option<Connection> {
+        for latest in (0..self.idle.len()).rev() {
+            let idle = &self.idle[latest];
+            let is_usable = idle.is_usable(now);
+            if is_usable && !idle.sender.is_ready() {
+                continue;
+            }
+            let Idle { sender, heard, .. } = self.idle.remove(latest);
+            if is_usable {
+                return Some(Connection { sender: Sender::Http1(sender), heard });
+            }
+        }
+        None
     }
 
     fn is_forgotten(&self) -> bool {
@@ -104,8 +118,9 @@ impl Pool {
     pub(super) fn take(&self, endpoint: u64) -> Option<Connection> {
         let mut pool = self.kept();
         let kept = pool.get_mut(&endpoint)?;
-        kept.close_idle(Instant::now());
-        kept.open_stream().or_else(|| kept.take_idle())
+        let now = Instant::now();
+        kept.close_idle_shared(now);
+        kept.open_stream().or_else(|| kept.take_idle(now))
     }
 
     /// A connection that has not been in use, or a stream of one that somebody else has made in the meantime, within the
