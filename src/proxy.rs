@@ -3,7 +3,7 @@
 use std::{
     net::IpAddr,
     panic::{AssertUnwindSafe, catch_unwind},
-    pin::pin,
+    pin::{Pin, pin},
     sync::Arc,
     task::Poll,
     time::Duration,
@@ -107,8 +107,12 @@ impl Proxy {
         let upload = Upload::new(incoming, self.shared.bounds.body_timeout);
         let grant = policy.cors.as_ref().map(|cors| cors.grant(&head));
         let waits_for_continue = head.headers.contains_key(EXPECT);
-        let handled = self.handle(&policy, &mut exchange, head, grant.as_ref(), &upload);
-        let (mut answer, tunnel) = match unless_it_panics(handled).await {
+        let handled = {
+            // Pinned here, for passed on by value it would weigh twice in every request's task.
+            let stages = pin!(self.handle(&policy, &mut exchange, head, grant.as_ref(), &upload));
+            unless_it_panics(stages).await
+        };
+        let (mut answer, tunnel) = match handled {
             Ok(Handled::Answered { answer, keepalive }) => {
                 (answer::pass_on(answer, keepalive, &policy, exchange), None)
             }
@@ -304,8 +308,9 @@ fn check_protocol<'a>(protocol: Protocol, mut routes: impl Iterator<Item = &'a R
 
 /// A bug in a stage ends the request that met it, and no other on its connection. The state behind the stages is whole at
 /// every await, and their locks are taken again after a panic.
-async fn unless_it_panics<T>(stages: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-    let mut stages = pin!(stages);
+async fn unless_it_panics<T>(
+    mut stages: Pin<&mut impl Future<Output = Result<T, Error>>>,
+) -> Result<T, Error> {
     std::future::poll_fn(|cx| {
         let polled = catch_unwind(AssertUnwindSafe(|| stages.as_mut().poll(cx)));
         polled.unwrap_or(Poll::Ready(Err(Error::Panicked)))
@@ -338,12 +343,12 @@ mod tests {
             tokio::task::yield_now().await;
             Ok(7)
         };
-        assert_eq!(unless_it_panics(fine).await.ok(), Some(7));
+        assert_eq!(unless_it_panics(pin!(fine)).await.ok(), Some(7));
         let panics = async {
             tokio::task::yield_now().await;
             panic!("a bug")
         };
-        let error = unless_it_panics::<()>(panics).await.unwrap_err();
+        let error = unless_it_panics::<()>(pin!(panics)).await.unwrap_err();
         assert_eq!((error.answer().status.as_u16(), error.answer().outcome), (500, "panicked"));
     }
 }
