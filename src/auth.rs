@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use percent_encoding::percent_decode_str;
 
 use crate::{
-    headers::CREDENTIAL_SLOTS,
+    headers::{CREDENTIAL_SLOTS, items},
     keys::{ApiKey, Key, KeyId, KeyStore, TierIndex},
     upload_session,
 };
@@ -99,8 +99,7 @@ fn in_headers(headers: &HeaderMap) -> impl Iterator<Item = &str> {
 }
 
 fn in_subprotocols(headers: &HeaderMap) -> impl Iterator<Item = &str> {
-    let values = headers.get_all(SEC_WEBSOCKET_PROTOCOL).into_iter().filter_map(|value| value.to_str().ok());
-    values.flat_map(|value| value.split(',')).filter_map(in_subprotocol)
+    items(headers, &SEC_WEBSOCKET_PROTOCOL).filter_map(in_subprotocol)
 }
 
 /// The decoded value of a parameter that can hold a credential.

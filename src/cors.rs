@@ -11,7 +11,10 @@ use hyper::{
     http::{request::Parts, uri::Authority},
 };
 
-use crate::{headers::remove_all, pattern::Pattern};
+use crate::{
+    headers::{items, remove_all},
+    pattern::Pattern,
+};
 
 /// What a page may read of an answer beside what every page may: what Tollgate says there, and what an upload in several
 /// requests goes on by.
@@ -184,9 +187,7 @@ impl Preflight {
 }
 
 fn varies_by_origin(headers: &HeaderMap) -> bool {
-    let values = headers.get_all(VARY).iter().filter_map(|value| value.to_str().ok());
-    let mut names = values.flat_map(|value| value.split(',')).map(str::trim);
-    names.any(|name| name == "*" || name.eq_ignore_ascii_case("origin"))
+    items(headers, &VARY).any(|name| name == "*" || name.eq_ignore_ascii_case("origin"))
 }
 
 impl FromStr for OriginPattern {

@@ -14,8 +14,8 @@ use hyper::{
 use crate::{
     auth,
     headers::{
-        CREDENTIAL_SLOTS, Downstream, X_REQUEST_ID, append_via, keep_streaming, remove_claims_of_upstream,
-        remove_hop_by_hop, set_forwarded,
+        self, CREDENTIAL_SLOTS, Downstream, X_REQUEST_ID, append_via, items, keep_streaming,
+        remove_claims_of_upstream, remove_hop_by_hop, set_forwarded,
     },
     keys::KeyStore,
     route::Route,
@@ -61,9 +61,8 @@ pub fn outgoing(
 }
 
 fn downstream(head: &Parts, client: IpAddr) -> Downstream {
-    let authority = head.uri.authority().and_then(|authority| authority.as_str().parse().ok());
-    let host = authority.or_else(|| head.headers.get(header::HOST).cloned());
-    Downstream { client, host, version: head.version }
+    let host = Some(headers::host(head)).filter(|host| !host.is_empty());
+    Downstream { client, host: host.and_then(|host| host.parse().ok()), version: head.version }
 }
 
 /// Makes the head of an upstream's answer the client's, but for what Tollgate itself says in it, which comes later and
@@ -129,9 +128,8 @@ fn remove_credential_subprotocols(headers: &mut HeaderMap, upstream: &Upstream, 
         auth::in_subprotocol(item)
             .is_none_or(|key| !upstream.has_credential() && !auth::holds_our_key(keys, key))
     };
-    let offered = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL).iter();
-    let items = offered.filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(','));
-    let left = items.map(str::trim).filter(passes).collect::<Vec<_>>().join(", ");
+    let offered = items(headers, &header::SEC_WEBSOCKET_PROTOCOL);
+    let left = offered.filter(passes).collect::<Vec<_>>().join(", ");
     headers.remove(header::SEC_WEBSOCKET_PROTOCOL);
     if !left.is_empty() {
         let left = HeaderValue::try_from(left).expect("parts of a valid value make a valid value");

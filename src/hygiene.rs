@@ -13,6 +13,8 @@ use hyper::{
     http::request::Parts,
 };
 
+use crate::headers::items;
+
 /// Longer targets are refused.
 const MAX_TARGET_BYTES: usize = 8 * 1024;
 
@@ -79,7 +81,7 @@ pub fn inspect(request: &Parts, bounds: HeadBounds) -> Result<Protocol, Unclean>
     size(request, bounds)?;
     host(&request.uri, &request.headers, request.version)?;
     transfer_coding(&request.headers)?;
-    if names(&request.headers, UPGRADE, "websocket") {
+    if names(&request.headers, &UPGRADE, "websocket") {
         return handshake(request).map(|()| Protocol::WebSocket);
     }
     // An offer to speak HTTP/2 in clear text is ignored, as curl expects.
@@ -182,7 +184,7 @@ fn transfer_coding(headers: &HeaderMap) -> Result<(), Unclean> {
 /// RFC 6455 §4.2.1. Who asks for a WebSocket waits for its answer, so what is not one is refused and never ignored.
 fn handshake(request: &Parts) -> Result<(), Unclean> {
     let headers = &request.headers;
-    if !names(headers, CONNECTION, "upgrade") {
+    if !names(headers, &CONNECTION, "upgrade") {
         return Err(Unclean::Upgrade);
     }
     let is_bare = request.method == Method::GET
@@ -204,9 +206,8 @@ fn is_nonce(key: &[u8]) -> bool {
 }
 
 /// Whether a comma-separated field names this word, in any case.
-fn names(headers: &HeaderMap, field: HeaderName, word: &str) -> bool {
-    let values = headers.get_all(field).into_iter().filter_map(|value| value.to_str().ok());
-    values.flat_map(|value| value.split(',')).any(|name| name.trim().eq_ignore_ascii_case(word))
+fn names(headers: &HeaderMap, field: &HeaderName, word: &str) -> bool {
+    items(headers, field).any(|name| name.eq_ignore_ascii_case(word))
 }
 
 fn the_only(headers: &HeaderMap, field: HeaderName) -> Option<&[u8]> {

@@ -8,13 +8,13 @@
 
 use hyper::{
     HeaderMap, Method, Uri,
-    header::{HOST, HeaderValue, LOCATION},
+    header::{HeaderValue, LOCATION},
     http::request::Parts,
 };
 use jiff::Timestamp;
 
 use crate::{
-    headers::UPLOAD_URL,
+    headers::{self, UPLOAD_URL},
     keys::{Key, KeyStore},
 };
 
@@ -30,11 +30,8 @@ pub fn origin(request: &Parts, configured: Option<&str>) -> Option<String> {
     if !is_upload(request.uri.path()) {
         return None;
     }
-    let host = || match request.uri.authority() {
-        Some(authority) => Some(authority.as_str()),
-        None => request.headers.get(HOST)?.to_str().ok(),
-    };
-    configured.map(str::to_owned).or_else(|| Some(format!("https://{}", host()?)))
+    let said = || Some(headers::host(request)).filter(|host| !host.is_empty());
+    configured.map(str::to_owned).or_else(|| Some(format!("https://{}", said()?)))
 }
 
 /// Leads a client that follows the URL of a new session back here. `own`: the path and query by which a URL of the
@@ -96,7 +93,7 @@ fn text(target: &str, mark: &str, expires: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use hyper::Request;
+    use hyper::{Request, header::HOST};
 
     use super::*;
     use crate::keys::{ApiKey, TierIndex};

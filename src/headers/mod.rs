@@ -111,6 +111,12 @@ pub fn host(head: &Parts) -> &str {
     }
 }
 
+/// The items of a field that is a list, apart by commas, over all lines in which it stands. What is not text is no item.
+pub fn items<'h>(headers: &'h HeaderMap, field: &HeaderName) -> impl Iterator<Item = &'h str> + use<'h> {
+    let values = headers.get_all(field).into_iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).map(str::trim)
+}
+
 /// Which retry of a call this is, where the client's SDK says so.
 pub fn retry_count(headers: &HeaderMap) -> Option<u32> {
     headers.get(STAINLESS_RETRY_COUNT)?.to_str().ok()?.parse().ok()
@@ -120,12 +126,8 @@ pub fn retry_count(headers: &HeaderMap) -> Option<u32> {
 /// ours in `Connection` and have it deleted.
 pub fn remove_hop_by_hop(headers: &mut HeaderMap) {
     if headers.contains_key(header::CONNECTION) {
-        let named: Vec<HeaderName> = headers
-            .get_all(header::CONNECTION)
-            .iter()
-            .filter_map(|value| value.to_str().ok())
-            .flat_map(|value| value.split(','))
-            .filter_map(|name| name.trim().parse().ok())
+        let named: Vec<HeaderName> = items(headers, &header::CONNECTION)
+            .filter_map(|name| name.parse().ok())
             .filter(|name| !NEVER_HOP_BY_HOP.contains(name))
             .collect();
         named.iter().for_each(|name| drop(headers.remove(name)));

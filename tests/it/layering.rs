@@ -101,6 +101,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("model", &["media"]),
     ("forward", &["auth", "headers", "keys", "route", "upstream"]),
     ("cors", &["headers", "pattern"]),
+    ("hygiene", &["headers"]),
     ("uncounted", &["pattern"]),
     ("headers", &["limit", "pattern"]),
     ("limit", &["keys"]),
