@@ -12,7 +12,7 @@ use crate::{
     cut::{Cut, Reason},
     dialect::Dialect,
     error::{PANICKED, broken_answer},
-    headers::{REQUEST_ID, X_REQUEST_ID},
+    headers::{REQUEST_ID, X_REQUEST_ID, retry_count},
     limit::{Outcome, Ruling, Status, Verdict, fault::FaultKind},
     metrics::{Metrics, Name, RequestLabels},
     policy::Tier,
@@ -112,8 +112,11 @@ impl Exchange {
         }
     }
 
-    /// Notes who calls.
-    pub fn authenticated(&mut self, principal: &Principal, tier: &Tier) {
+    /// Notes who calls, and which try of a call that is.
+    pub fn authenticated(&mut self, principal: &Principal, tier: &Tier, headers: &HeaderMap) {
+        if let Some(retry) = retry_count(headers) {
+            self.metrics.client_tried(retry);
+        }
         self.principal = Some(principal.clone());
         self.tier = Some(tier.name.clone());
     }

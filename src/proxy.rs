@@ -167,15 +167,12 @@ impl Proxy {
             return Ok(Handled::Probe);
         }
         let principal = auth::authenticate(&policy.keys, &head, Timestamp::now())?;
-        exchange.authenticated(&principal, policy.tier(&principal));
-        if let Some(retry) = headers::retry_count(&head.headers) {
-            self.shared.metrics.client_tried(retry);
-        }
+        exchange.authenticated(&principal, policy.tier(&principal), &head.headers);
 
         // What the head says costs nothing to ask for, so what it refuses must not use up the caller's limit.
         let is_empty = upload.is_empty();
         let destination = destination(policy, exchange, &head, is_empty)?;
-        check_protocol(protocol, destination.routes())?;
+        check_protocol(protocol, &destination)?;
         let media = media(&head, &principal);
         upload.hold_to(destination.most_bytes(media))?;
 
@@ -191,7 +188,6 @@ impl Proxy {
             Destination::Settled(route) => route,
             Destination::ByModel(choice) => self.choose(choice, exchange, &head, media, upload).await?,
         };
-        check_protocol(protocol, std::iter::once(&route))?;
 
         if let Some(grant) = grant {
             grant.settle(&mut head.headers);
@@ -300,9 +296,9 @@ fn costs_nothing(policy: &Policy, destination: &Destination, method: &Method, bo
     destination.routes().all(|route| policy.uncounted.include(method, &route.path, body_is_empty))
 }
 
-/// A WebSocket may go where at least one of these routes takes it.
-fn check_protocol<'a>(protocol: Protocol, mut routes: impl Iterator<Item = &'a Route>) -> Result<(), Error> {
-    let may_go = protocol == Protocol::Http || routes.any(|route| route.upstream.websocket);
+/// A handshake has no body in which a model could stand, so its one route is known here.
+fn check_protocol(protocol: Protocol, destination: &Destination) -> Result<(), Error> {
+    let may_go = protocol == Protocol::Http || destination.routes().all(|route| route.upstream.websocket);
     if may_go { Ok(()) } else { Err(Error::WebSocketOff) }
 }
 

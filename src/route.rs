@@ -185,9 +185,13 @@ enum Reading {
 impl Rule {
     /// Whether its prefix names this path though a version is missing in it.
     fn serves_by_name(&self, path: &str) -> bool {
-        let Some(below) = self.below(path) else { return false };
         let prefix = self.prefix_below();
-        prefix != "/" && path::is_below(&below, prefix) && path::missing_version(&below).is_some()
+        if prefix == "/" {
+            return false;
+        }
+        let names =
+            |below: Cow<'_, str>| path::is_below(&below, prefix) && path::missing_version(&below).is_some();
+        self.below(path).is_some_and(names)
     }
 
     /// The path as the upstream is to be asked for it; nothing if this rule does not serve it.
