@@ -64,18 +64,14 @@ pub enum AnswerError {
 
 impl AnswerBody {
     pub(super) fn new(body: Incoming, lease: Lease, most_silence: Duration) -> Self {
-        let mut this = Self {
-            body,
-            lease: Some(lease),
-            most_silence,
-            silence: None,
-            deadline: None,
-            in_flight: None,
-            switched: None,
-            upload: None,
-        };
+        let mut this = Self { lease: Some(lease), ..Self::bare(body, most_silence) };
         this.release_at_end();
         this
+    }
+
+    fn bare(body: Incoming, most_silence: Duration) -> Self {
+        let (lease, silence, deadline, in_flight, switched, upload) = (None, None, None, None, None, None);
+        Self { body, lease, most_silence, silence, deadline, in_flight, switched, upload }
     }
 
     /// Counts as a request of its endpoint until it has passed.
@@ -88,16 +84,8 @@ impl AnswerBody {
 
     /// The empty body of an answer that ends the HTTP of its connection, which no pool gets back.
     pub(super) fn switched(body: Incoming, switched: Switched) -> Self {
-        Self {
-            body,
-            lease: None,
-            most_silence: switched.idle,
-            silence: None,
-            deadline: None,
-            in_flight: None,
-            switched: Some(Box::new(switched)),
-            upload: None,
-        }
+        let switched_idle = switched.idle;
+        Self { switched: Some(Box::new(switched)), ..Self::bare(body, switched_idle) }
     }
 
     /// Its upstream has begun to answer before all of the request was sent.

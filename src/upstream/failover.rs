@@ -50,9 +50,7 @@ impl<'a> Failover<'a> {
 
     /// The first and only attempt, at the endpoint with this mark, however it fares; nothing, if it is there no more.
     pub(super) fn only(&mut self, mark: u32) -> Option<Attempt<'a>> {
-        let mut all =
-            self.left().flat_map(|upstream| upstream.endpoints.iter().map(move |one| (upstream, one)));
-        let (upstream, endpoint) = all.find(|(_, endpoint)| endpoint.mark == mark)?;
+        let (upstream, endpoint) = self.endpoints_left().find(|(_, endpoint)| endpoint.mark == mark)?;
         self.settled = true;
         let sending = endpoint.state.send(self.began, true)?;
         Some(Attempt { upstream, endpoint, sending, again: false })
@@ -99,6 +97,10 @@ impl<'a> Failover<'a> {
         chain.filter(move |upstream| has_attempts(upstream) && (upstream.websocket || !websocket))
     }
 
+    fn endpoints_left(&self) -> impl Iterator<Item = (&'a Upstream, &'a Endpoint)> + use<'a> {
+        self.left().flat_map(|upstream| upstream.endpoints.iter().map(move |one| (upstream, one)))
+    }
+
     /// An endpoint that takes requests: of the upstreams in their order, those first that have not had this one.
     fn best(&self, now: Instant) -> Option<Attempt<'a>> {
         self.left().find_map(|upstream| {
@@ -135,8 +137,7 @@ impl<'a> Failover<'a> {
             Standing::Available | Standing::Due => now,
             Standing::Out(until) => until,
         };
-        let all = self.left().flat_map(|upstream| upstream.endpoints.iter().map(move |one| (upstream, one)));
-        let fresh = all.filter(|(_, endpoint)| !self.failed.contains(&endpoint.id));
+        let fresh = self.endpoints_left().filter(|(_, endpoint)| !self.failed.contains(&endpoint.id));
         let (upstream, endpoint) = fresh.min_by_key(|(_, endpoint)| until(endpoint))?;
         let sending = endpoint.state.send(now, true)?;
         Some(Attempt { upstream, endpoint, sending, again: false })

@@ -4,8 +4,8 @@ use std::{num::NonZeroU32, sync::Arc};
 
 use hyper::Uri;
 
-use super::{Credential, credential, url};
-use crate::config::{callers::check_name, field::Field, source::Unique, table::TableReader};
+use super::{Credential, credential, name, url};
+use crate::config::{field::Field, source::Unique, table::TableReader};
 
 const URL_HINT: &str = "write `url = \"https://api.openai.com\"`, or a table [[upstreams.endpoints]] with a `url` for each of several";
 
@@ -98,13 +98,6 @@ fn endpoint(
         credential: own.or_else(|| inherited.cloned()),
         weight: weight.unwrap_or(NonZeroU32::MIN),
     })
-}
-
-fn name(field: Field<'_>, names: &mut Unique<String>) -> Option<Arc<str>> {
-    let name = field.text()?;
-    check_name(&name, |message| field.report(message));
-    names.claim(name.clone(), field);
-    Some(name.into())
 }
 
 fn authority(url: &Uri) -> &str {

@@ -188,6 +188,7 @@ pub(super) fn body_sizes(table: &mut TableReader<'_>, default: SizeBounds) -> Si
     }
 }
 
+/// The name of an upstream or an endpoint, which no other one may have.
 fn name(field: Field<'_>, names: &mut Unique<String>) -> Option<Arc<str>> {
     let name = field.text()?;
     check_name(&name, |message| field.report(message));
