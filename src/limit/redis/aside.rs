@@ -15,12 +15,36 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub(super) struct Aside {
     servers: Arc<Servers>,
     tag: &'static str,
+    complained: bool,
+}
+
+/// What is said of a question that has no answer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Complaint {
+    /// Once, where it takes a person to mend it.
+    pub(super) lasting: &'static str,
+    /// Every other time.
+    pub(super) passing: &'static str,
 }
 
 impl Aside {
     /// It connects when it is first asked.
     pub(super) fn new(deployment: &Arc<Deployment>, tag: &'static str) -> Self {
-        Self { servers: Arc::new(Servers::new(deployment.clone())), tag }
+        Self { servers: Arc::new(Servers::new(deployment.clone())), tag, complained: false }
+    }
+
+    /// The last question had an answer that was of use.
+    pub(super) fn content(&mut self) {
+        self.complained = false;
+    }
+
+    /// An outage is told of by those who need decisions. What forbids only this would never be seen.
+    pub(super) fn complain(&mut self, fault: &Fault, complaint: Complaint) {
+        if fault.kind().needs_a_person() && !std::mem::replace(&mut self.complained, true) {
+            tracing::error!(%fault, remedy = fault.kind().remedy(), "{}", complaint.lasting);
+        } else {
+            tracing::debug!(%fault, "{}", complaint.passing);
+        }
     }
 
     /// The answer to a command.

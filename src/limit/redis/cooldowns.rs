@@ -7,7 +7,10 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::MissedTickBehavior;
 
-use super::{aside::Aside, servers::Deployment};
+use super::{
+    aside::{Aside, Complaint},
+    servers::Deployment,
+};
 use crate::limit::fault::Fault;
 
 const SCRIPT: &str = include_str!("cooldowns.lua");
@@ -19,6 +22,11 @@ const PAUSES: &str = "ratelimit:{~cooldowns}:1";
 const TAG: &str = "~cooldowns";
 
 const INTERVAL: Duration = Duration::from_secs(1);
+
+const COMPLAINT: Complaint = Complaint {
+    lasting: "the pauses that providers want can't be shared",
+    passing: "the pauses that providers want were not shared",
+};
 
 /// What one process is told by providers, and hears of others.
 pub trait Pauses {
@@ -32,15 +40,12 @@ pub trait Pauses {
 
 /// The part of this process in them.
 #[derive(Debug)]
-pub struct Cooldowns {
-    aside: Aside,
-    complained: bool,
-}
+pub struct Cooldowns(Aside);
 
 impl Cooldowns {
     /// It connects when there is something to share.
     pub fn new(deployment: &Arc<Deployment>) -> Self {
-        Self { aside: Aside::new(deployment, TAG), complained: false }
+        Self(Aside::new(deployment, TAG))
     }
 
     /// Shares them until dropped.
@@ -54,10 +59,10 @@ impl Cooldowns {
             }
             match self.exchange(&pauses.told()).await {
                 Ok(all) => {
-                    self.complained = false;
+                    self.0.content();
                     all.iter().for_each(|(name, left)| pauses.heard(name, Duration::from_micros(*left)));
                 }
-                Err(fault) => self.complain(&fault),
+                Err(fault) => self.0.complain(&fault, COMPLAINT),
             }
         }
     }
@@ -68,16 +73,6 @@ impl Cooldowns {
         for (name, left) in told {
             command.arg(name).arg(left.as_micros() as u64);
         }
-        self.aside.ask(&command).await
-    }
-
-    /// An outage is told of by those who need decisions. What forbids only this would never be seen.
-    fn complain(&mut self, fault: &Fault) {
-        if fault.kind().needs_a_person() && !std::mem::replace(&mut self.complained, true) {
-            let remedy = fault.kind().remedy();
-            tracing::error!(%fault, remedy, "the pauses that providers want can't be shared");
-        } else {
-            tracing::debug!(%fault, "the pauses that providers want were not shared");
-        }
+        self.0.ask(&command).await
     }
 }

@@ -7,7 +7,10 @@ use std::{num::NonZeroU32, sync::Arc, time::Duration};
 use tokio::time::MissedTickBehavior;
 use uuid::Uuid;
 
-use super::{aside::Aside, servers::Deployment};
+use super::{
+    aside::{Aside, Complaint},
+    servers::Deployment,
+};
 use crate::limit::{
     fault::{Fault, FaultKind},
     replicas::{Recent, Replicas},
@@ -26,13 +29,17 @@ const INTERVAL: Duration = Duration::from_secs(2);
 /// A process whose beat is older is gone. Four beats may be lost before that.
 const FRESH: Duration = Duration::from_secs(10);
 
+const COMPLAINT: Complaint = Complaint {
+    lasting: "the processes that share the limits can't be counted",
+    passing: "the heartbeat did not reach Redis",
+};
+
 /// The mark of this process.
 #[derive(Debug)]
 pub struct Heartbeat {
     aside: Aside,
     name: String,
     recent: Recent,
-    complained: bool,
 }
 
 impl Heartbeat {
@@ -40,7 +47,7 @@ impl Heartbeat {
     pub fn new(deployment: &Arc<Deployment>) -> Self {
         let beats = FRESH.as_secs().div_ceil(INTERVAL.as_secs()) as usize;
         let name = Uuid::new_v4().simple().to_string();
-        Self { aside: Aside::new(deployment, TAG), name, recent: Recent::new(beats), complained: false }
+        Self { aside: Aside::new(deployment, TAG), name, recent: Recent::new(beats) }
     }
 
     /// Beats until dropped. While Redis is away the last count stays.
@@ -51,23 +58,13 @@ impl Heartbeat {
             beats.tick().await;
             match self.beat().await {
                 Ok(count) => self.learn(count, &replicas),
-                Err(fault) => self.complain(&fault),
+                Err(fault) => self.aside.complain(&fault, COMPLAINT),
             }
         }
     }
 
-    /// An outage is told of by those who need decisions. What forbids only this would never be seen.
-    fn complain(&mut self, fault: &Fault) {
-        if fault.kind().needs_a_person() && !std::mem::replace(&mut self.complained, true) {
-            let remedy = fault.kind().remedy();
-            tracing::error!(%fault, remedy, "the processes that share the limits can't be counted");
-        } else {
-            tracing::debug!(%fault, "the heartbeat did not reach Redis");
-        }
-    }
-
     fn learn(&mut self, count: NonZeroU32, replicas: &Replicas) {
-        self.complained = false;
+        self.aside.content();
         let count = self.recent.highest_with(count);
         if replicas.learn(count) {
             tracing::info!(replicas = count, "the number of processes that share the limits is known");
