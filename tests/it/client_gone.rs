@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use serde_json::Value;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use crate::harness::{
@@ -54,9 +55,14 @@ async fn leave(mut plain: Plain, how: Leave) -> Option<Plain> {
 
 async fn is_cancelled(proxy: &Proxy, upstream: &Upstream, path: &str, bytes: u64) {
     upstream.next_closed().await;
+    assert_eq!(line_of_a_client_gone(proxy, path).await["bytes"], bytes);
+}
+
+/// The log's line of this request, whose client was not there for its end.
+async fn line_of_a_client_gone(proxy: &Proxy, path: &str) -> Value {
     let line = proxy.logs.request(path).await;
     assert_eq!((&line["ending"], &line["outcome"]), (&"client gone".into(), &"client_gone".into()), "{line}");
-    assert_eq!(line["bytes"], bytes);
+    line
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -137,12 +143,7 @@ async fn an_http2_connection_that_drops_cancels_all_its_requests() {
     runtime.shutdown_background();
     for path in ["/v1/a", "/v1/b"] {
         upstream.next_closed().await;
-        let line = proxy.logs.request(path).await;
-        assert_eq!(
-            (&line["ending"], &line["outcome"]),
-            (&"client gone".into(), &"client_gone".into()),
-            "{line}"
-        );
+        line_of_a_client_gone(&proxy, path).await;
     }
 }
 
@@ -181,12 +182,7 @@ async fn a_client_that_leaves_in_mid_upload_while_it_is_answered_is_not_taken_fo
         assert_eq!(patiently("the event", plain.chunk()).await.unwrap(), b"data: one\n\n");
         let _left = leave(plain, how).await;
         link.ended().await;
-        let line = proxy.logs.request(path).await;
-        assert_eq!(
-            (&line["outcome"], &line["ending"]),
-            (&"client_gone".into(), &"client gone".into()),
-            "{line}"
-        );
+        line_of_a_client_gone(&proxy, path).await;
     }
 }
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use crate::harness::{
-    Answer, Http2Upstream, Plain, Proxy, ProxyBuilder, Upstream, Wire, header, patiently, secret,
+    Answer, Http2Upstream, Plain, Proxy, ProxyBuilder, Upstream, Wire, close_and_drain, converse, header,
+    patiently, secret,
 };
 
 const LIMITS: &str = r#"{ requests = 1000, per = "1h" }"#;
@@ -86,14 +87,8 @@ async fn a_handshake_that_is_under_way_when_a_drain_begins_becomes_a_tunnel() {
     server.send(SWITCH).await;
     let answer: Answer = client.head().await.unwrap();
     assert_eq!((answer.status, answer.header("connection")), (101, Some("Upgrade")));
-    client.send("ping").await.unwrap();
-    assert_eq!(server.bytes(4).await, b"ping");
-    server.send("pong").await;
-    assert_eq!(client.bytes(4).await.unwrap(), b"pong");
-    drop(server);
-    assert_eq!(client.rest().await.unwrap(), b"");
-    drop(client);
-    assert_eq!(proxy.ended().await.code(), Some(0));
+    converse(&mut client, &mut server).await;
+    close_and_drain(proxy, client, server).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -36,6 +36,22 @@ pub(crate) use self::{
 /// Nothing in a test takes longer on a busy machine. It bounds a hang and decides nothing else.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
+/// A tunnel passes bytes both ways.
+pub(crate) async fn converse(client: &mut Plain, server: &mut Link) {
+    client.send("ping").await.unwrap();
+    assert_eq!(server.bytes(4).await, b"ping");
+    server.send("pong").await;
+    assert_eq!(client.bytes(4).await.unwrap(), b"pong");
+}
+
+/// The upstream closes a tunnel, then its client does, and a proxy that drains has waited for that alone.
+pub(crate) async fn close_and_drain(proxy: Proxy, mut client: Plain, server: Link) {
+    drop(server);
+    assert_eq!(client.rest().await.unwrap(), b"");
+    drop(client);
+    assert_eq!(proxy.ended().await.code(), Some(0));
+}
+
 /// What still comes of an answer.
 pub(crate) async fn rest_of(answer: &mut reqwest::Response) -> reqwest::Result<String> {
     let mut rest = String::new();

@@ -6,7 +6,10 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::harness::{Answer, Link, Plain, Proxy, ProxyBuilder, Script, Upstream, Wire, patiently, secret};
+use crate::harness::{
+    Answer, Link, Plain, Proxy, ProxyBuilder, Script, Upstream, Wire, close_and_drain, converse, patiently,
+    secret,
+};
 
 const LIMITS: &str = r#"{ requests = 100, per = "1m" }"#;
 
@@ -304,15 +307,9 @@ async fn a_drain_lets_tunnels_go_on() {
         |line: &Value| line["fields"]["message"].as_str().is_some_and(|said| said.starts_with("draining"));
     proxy.logs.wait_for("the drain", draining).await;
     for _ in 0..3 {
-        client.send("ping").await.unwrap();
-        assert_eq!(server.bytes(4).await, b"ping");
-        server.send("pong").await;
-        assert_eq!(client.bytes(4).await.unwrap(), b"pong");
+        converse(&mut client, &mut server).await;
     }
-    drop(server);
-    assert_eq!(client.rest().await.unwrap(), b"");
-    drop(client);
-    assert_eq!(proxy.ended().await.code(), Some(0));
+    close_and_drain(proxy, client, server).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
