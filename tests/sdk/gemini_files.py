@@ -10,19 +10,18 @@ import hashlib
 import json
 import os
 import secrets
-import subprocess
 import tempfile
 import threading
 import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Callable, Iterator
+from typing import Iterator
 
+from check import expect, outcome, run
 from gate import Gate
 
 # More than the 8 MiB that the SDKs send at a time.
 FILE_BYTES = 20_000_000
-PROGRAM_TIMEOUT_S = 120
 
 CONFIG = """
 [server]
@@ -109,14 +108,6 @@ def checks(tollgate: str, python: str, node: str, node_modules: str) -> dict[str
     }
 
 
-def outcome(case: Callable[[], None]) -> str:
-    try:
-        case()
-    except Exception as error:
-        return " ".join(f"{type(error).__name__}: {error}".split())
-    return ""
-
-
 @contextlib.contextmanager
 def google() -> Iterator[ThreadingHTTPServer]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Google)
@@ -141,7 +132,7 @@ def upload(tollgate: str, program: list[str], node_modules: str) -> None:
             certificate = str(Path(folder) / "server.crt")
             trust = {"SSL_CERT_FILE": certificate, "NODE_EXTRA_CA_CERTS": certificate, "NODE_PATH": node_modules}
             # A second one is admitted too: the pieces of the first have not counted.
-            names = [run([*program, gate.url, key, str(path)], {**os.environ, **trust}) for _ in range(2)]
+            names = [uploaded_name([*program, gate.url, key, str(path)], {**os.environ, **trust}) for _ in range(2)]
         for name in names:
             uploaded = upstream.files.get(name.partition("/")[2])
             expect(uploaded == contents, f"{name} is not what was sent")
@@ -153,14 +144,7 @@ def upload(tollgate: str, program: list[str], node_modules: str) -> None:
         expect("tollgate-upload" not in "".join(gate.log), "a signature is in the log")
 
 
-def run(command: list[str], environment: dict[str, str]) -> str:
-    ran = subprocess.run(
-        command, env=environment, capture_output=True, encoding="utf-8", timeout=PROGRAM_TIMEOUT_S, check=False
-    )
+def uploaded_name(command: list[str], environment: dict[str, str]) -> str:
+    ran = run(command, environment)
     expect(ran.returncode == 0, f"{ran.stdout} {ran.stderr}")
     return ran.stdout.strip()
-
-
-def expect(condition: object, otherwise: str) -> None:
-    if not condition:
-        raise AssertionError(otherwise)

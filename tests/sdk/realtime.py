@@ -11,18 +11,17 @@ import json
 import os
 import secrets
 import ssl
-import subprocess
 import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import Callable, Iterator
 
+from check import expect, outcome, run
 from gate import Gate
 
 PIECES = ["The ", "gate ", "öffnet."]
 LARGE_BYTES = 10_000_000
-PROGRAM_TIMEOUT_S = 60
 # A client that is told to fall back does so at once; one that waits for something waits for longer.
 AT_ONCE_S = 5
 
@@ -107,14 +106,6 @@ def checks(tollgate: str, node: str, node_modules: str) -> dict[str, str]:
     return results
 
 
-def outcome(case: Callable[[], None]) -> str:
-    try:
-        case()
-    except Exception as error:
-        return " ".join(f"{type(error).__name__}: {error}".split())
-    return ""
-
-
 @contextlib.contextmanager
 def stage(tollgate: str) -> Iterator[Scene]:
     keys = {tier: f"sk-tg-{tier}-{secrets.token_hex(32)}" for tier in ["roomy", "hour"]}
@@ -169,11 +160,6 @@ def answer(connection, message: str | bytes) -> None:
     connection.send(json.dumps({"type": "response.done", "event_id": "e", "response": done}))
 
 
-def expect(condition: object, otherwise: str) -> None:
-    if not condition:
-        raise AssertionError(otherwise)
-
-
 def openai_python(scene: Scene) -> None:
     import openai
 
@@ -192,9 +178,7 @@ def openai_python(scene: Scene) -> None:
 def openai_node(scene: Scene, node: str, node_modules: str, client: str) -> None:
     environment = {**os.environ, "NODE_PATH": node_modules, "NODE_EXTRA_CA_CERTS": str(scene.certificate)}
     command = [node, "-e", client + NODE, "--", scene.gate.url, scene.keys["roomy"]]
-    ran = subprocess.run(
-        command, env=environment, capture_output=True, encoding="utf-8", timeout=PROGRAM_TIMEOUT_S, check=False
-    )
+    ran = run(command, environment)
     expect(ran.stdout.strip() == "".join(PIECES), f"{ran.stdout} {ran.stderr}")
     offered = [value for name, value in scene.seen[-1]["headers"] if name.lower() == "sec-websocket-protocol"]
     expect(not any("insecure" in protocols for protocols in offered), f"the upstream was offered {offered}")
