@@ -12,6 +12,7 @@ use rustls::{
     crypto::{CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_tls13_signature},
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
 };
+use tokio::runtime::Builder;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 /// Accepts TLS with the certificate in these PEM files, HTTP/1.1 and HTTP/2.
@@ -41,6 +42,12 @@ pub fn connector() -> TlsConnector {
     let mut config = config.dangerous().with_custom_certificate_verifier(trust).with_no_client_auth();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     TlsConnector::from(Arc::new(config))
+}
+
+/// Runs this on a work-stealing runtime of so many threads.
+pub fn run(threads: usize, serving: impl Future<Output = ()>) {
+    let runtime = Builder::new_multi_thread().worker_threads(threads).enable_all().build();
+    runtime.expect("a runtime starts").block_on(serving);
 }
 
 /// Nanoseconds since 1970. The upstream writes them into its events and the load client, on the same machine, subtracts

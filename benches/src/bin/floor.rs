@@ -10,7 +10,7 @@ use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto,
 };
-use tokio::{net::TcpListener, runtime};
+use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
 #[global_allocator]
@@ -33,8 +33,7 @@ struct Arguments {
 
 fn main() {
     let arguments = Arguments::parse();
-    let runtime = runtime::Builder::new_multi_thread().worker_threads(arguments.threads).enable_all().build();
-    runtime.expect("a runtime starts").block_on(serve(arguments));
+    benches::run(arguments.threads, serve(arguments));
 }
 
 async fn serve(arguments: Arguments) {

@@ -23,7 +23,6 @@ use hyper::{
 use hyper_util::rt::TokioIo;
 use tokio::{
     net::{TcpListener, TcpStream},
-    runtime,
     time::{Instant, Interval, interval_at},
 };
 
@@ -42,8 +41,7 @@ struct Arguments {
 
 fn main() {
     let arguments = Arguments::parse();
-    let runtime = runtime::Builder::new_multi_thread().worker_threads(arguments.threads).enable_all().build();
-    runtime.expect("a runtime starts").block_on(serve(arguments));
+    benches::run(arguments.threads, serve(arguments));
 }
 
 async fn serve(arguments: Arguments) {
